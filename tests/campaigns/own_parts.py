@@ -64,19 +64,25 @@ class Subject:
         self.store, self.work = os.path.join(self.folder, "store"), os.path.join(self.folder, "work")
         os.makedirs(self.work)
         self.command = [options.undying, "--store", self.store]
-        self.lines, self.told, self.ends = [], [], []
+        self.lines, self.told = [], []
+        # A FIFO can be opened again by a restore after the death of the guardian. A pipe cannot, and a file would be
+        # rolled back.
+        self.output = os.path.join(self.folder, "output")
+        os.mkfifo(self.output)
+        # Open for reading and writing, so that the reader sees no end between two incarnations.
+        self.reader = open(os.open(self.output, os.O_RDWR), errors="replace")
+        collect(self.reader, self.lines, "END\n")
         words = ["run", "--name", "steps", "--every", "20ms", "--max-restarts", "100000/1m", "--files-cost-max", "1",
                  "--", os.path.join(scratch, "steps"), self.work]
         self.guardian = self.start(words)
         self.wait("the first checkpoint", lambda: self.newest() > 1)
 
     def start(self, words):
-        """Starts `undying`, and collects its output and that of the subject."""
-        process = subprocess.Popen([*self.command, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
-        for stream, lines in [(process.stdout, self.lines), (process.stderr, self.told)]:
-            threading.Thread(target=lambda stream=stream, lines=lines: lines.extend(iter(stream.readline, "")),
-                             daemon=True).start()
+        """Starts `undying`, and collects its messages."""
+        with open(os.open(self.output, os.O_WRONLY), "w") as output:
+            process = subprocess.Popen([*self.command, *words], stdin=subprocess.DEVNULL, stdout=output,
+                                       stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
+        collect(process.stderr, self.told)
         return process
 
     def listed(self):
@@ -134,7 +140,8 @@ class Subject:
             if condition():
                 return True
             time.sleep(0.005)
-        raise RuntimeError("no %s within %d s: %s" % (what, LIMIT_S, self.told[-3:]))
+        status = say_to(self.command, "status", "steps", "--json").stdout
+        raise RuntimeError("no %s within %d s: %s\n%s" % (what, LIMIT_S, self.told[-3:], status))
 
     def die(self):
         """Kills the subject while its guardian lives. Returns the first condition that does not hold, or None."""
@@ -180,7 +187,13 @@ class Subject:
         for pid in pids:
             if program(pid).endswith("/steps"):
                 kill(pid)
+        os.write(self.reader.fileno(), b"END\n")
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def collect(stream, lines, end=""):
+    """Appends the lines of a stream to a list, in a thread. `end` ends the thread."""
+    threading.Thread(target=lambda: lines.extend(iter(stream.readline, end)), daemon=True).start()
 
 
 def children(pid):
@@ -307,8 +320,8 @@ def errnos(options, findings, scratch):
         traced = Traced(subject, [])
         failed = subject.die()
         calls = collections.Counter(traced.end())
-    points = [(call, nth, errno) for call, count in sorted(calls.items()) if call not in LEFT_OUT
-              for nth in range(1, count + 1) for errno in ERRNOS.get(call, OTHERS)]
+    points = [(call, nth, errno) for call, count in sorted(calls.items())
+              if call not in LEFT_OUT and options.call in (None, call) for nth in range(1, count + 1) for errno in ERRNOS.get(call, OTHERS)]
     findings.say("a restore makes %d calls of %d kinds; %d points" % (sum(calls.values()), len(calls), len(points)))
     if options.errnos and options.errnos < len(points):
         points = draw.sample(points, options.errnos)
@@ -338,6 +351,7 @@ def main():
     parser = arguments(__doc__)
     parser.add_argument("--kills", type=int, default=500, help="rounds with killed parts (default: 500)")
     parser.add_argument("--errnos", type=int, default=0, help="points with a failed call; 0 means all (default: 0)")
+    parser.add_argument("--call", help="let only this system call fail (default: all)")
     parser.add_argument("--only", choices=["kills", "errnos"], help="one trial instead of both")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     options = parser.parse_args()

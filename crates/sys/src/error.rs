@@ -106,6 +106,12 @@ impl Errno {
         )
     }
 
+    /// Reports whether a path or a file handle leads to no file.
+    #[must_use]
+    pub const fn is_of_missing_file(self) -> bool {
+        matches!(self.0, libc::ENOENT | libc::ENOTDIR | libc::ELOOP | libc::ESTALE)
+    }
+
     /// Reports whether the machine or the rights of this process do not permit the call.
     #[must_use]
     pub const fn is_of_configuration(self) -> bool {

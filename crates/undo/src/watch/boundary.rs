@@ -45,6 +45,8 @@ const MAPPED_BYTES_MAX: u64 = 8 << 20;
 struct Found {
     armed: HashMap<Id, (Armed, OwnedFd)>,
     uncovered: Vec<(Id, PathBuf)>,
+    /// Files of which an open file description reports no changes, because the watch has not detected its open.
+    unseen: HashSet<Id>,
     /// The reason if the watch has missed a change in the present epoch, so that the epoch is broken. No rollback
     /// across a broken epoch is possible.
     missed: Option<String>,
@@ -69,6 +71,7 @@ impl State {
         if let Some(why) = &found.missed {
             self.break_epoch(why);
         }
+        self.unseen.clone_from(&found.unseen);
         self.uncovered = found.uncovered.iter().map(|(_, path)| path.clone()).collect();
         let is_demanded = self.costs.take_demand();
         let costs = self.epoch.is_touched && self.epoch.broken.is_none() && !is_demanded;
@@ -125,8 +128,16 @@ impl State {
             return Ok(());
         };
         if !file.is_inherited && how != How::OfImage && !self.was_seen(duplicate.as_fd(), stat, &key)? {
-            // The watch has not recorded this file. When the watch answered the open, the path led to another file.
-            found.missed = Some(format!("{} changed its name while the program opened it", path.display()));
+            // The file was not marked when it was opened, so that this open file description never reports changes. The
+            // path led to another file when the watch answered the open, or recording has failed.
+            found.armed.remove(&id);
+            if !self.unseen.contains(&id) {
+                found.missed =
+                    Some(format!("{} changed its name while the program opened it", path.display()));
+            }
+            found.unseen.insert(id);
+            found.uncovered.push((id, path));
+            return Ok(());
         }
         let attributes = Attributes::read(&duplicate, stat)?;
         let armed = Armed { key, attributes, how, path };
@@ -157,6 +168,9 @@ impl State {
 
     /// Reports whether the watch has detected the open or the creation of a file.
     fn was_seen(&mut self, file: BorrowedFd<'_>, stat: &Stat, key: &FileKey) -> Result<bool> {
+        if self.unseen.contains(&(stat.st_dev, stat.st_ino)) {
+            return Ok(false);
+        }
         let was_open = || {
             let last = self.boundaries.newest_open();
             last.is_some_and(|last| last.iter().any(|armed| armed.key == *key))
@@ -177,6 +191,13 @@ impl State {
             .find(|(armed, _)| armed.key.inode == file.inode && is_device(armed.key.device, file.device));
         if let Some((armed, _)) = known {
             armed.how = armed.how.max(How::Mapped);
+            return Ok(());
+        }
+        if found
+            .uncovered
+            .iter()
+            .any(|((device, inode), _)| *inode == file.inode && is_device(*device, file.device))
+        {
             return Ok(());
         }
         let Some((opened, stat)) = self.find_mapped(file) else {

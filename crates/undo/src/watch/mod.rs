@@ -49,7 +49,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::{ByteCount, Sequence};
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use sys::clock::Clock;
 use sys::features::{self, Feature};
 use sys::listener_holder::ListenerHolder;
@@ -60,7 +60,9 @@ use sys::watched_start::PendingListener;
 use self::boundaries::Boundaries;
 use self::callers::Callers;
 use self::costs::Costs;
+use self::descriptors::{key_of, stat};
 use self::epoch::Armed;
+use self::paths::PATH_ONLY;
 use self::state::State;
 use self::threads::{Fanotify, Shared, Source, answer_calls, answer_events};
 use crate::back::{self, Conflicts, Durability, WentBack};
@@ -439,15 +441,29 @@ impl State {
     /// without opening them.
     fn arm_again(&mut self, list: &[Armed]) -> Result<()> {
         for armed in list {
-            // If the rollback has created a file again, the recorded handle does not lead to the new inode. The restore
-            // refuses such a file.
-            if let Ok(file) = self.file_systems.open(&armed.key) {
+            if let Some(file) = self.find_armed(armed)? {
                 self.arm(armed, file.as_fd())?;
             }
         }
         // The restore opens files for the subject. The kernel reports changes through these descriptions only if their
         // mounts are enabled before the open.
         self.file_systems.enable_all(self.watched.source())
+    }
+
+    /// Opens a file that was open at a checkpoint. Returns `None` if the file is gone. If the rollback has created the
+    /// file again, the recorded handle does not lead to the new inode, and the restore refuses the new file.
+    fn find_armed(&self, armed: &Armed) -> Result<Option<OwnedFd>> {
+        let opened = match self.file_systems.mount(armed.key.device) {
+            Some(_) => self.file_systems.open(&armed.key),
+            // No call of the subject has led to this file system. The subject has inherited the file.
+            None => rustix::fs::open(&armed.path, PATH_ONLY | OFlags::NOFOLLOW, Mode::empty())
+                .map_err(|errno| sys::Error::path("open", &armed.path, errno).into()),
+        };
+        match opened {
+            Ok(file) => Ok((key_of(file.as_fd(), &stat(file.as_fd())?)? == armed.key).then_some(file)),
+            Err(UndoError::Kernel(error)) if error.errno.is_of_missing_file() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 

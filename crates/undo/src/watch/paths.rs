@@ -22,7 +22,7 @@ const PATH_BYTES_MAX: usize = 4096;
 /// Maximum number of symbolic links that the kernel follows in one path.
 const LINKS_MAX: usize = 40;
 const PAGE: u64 = 4096;
-const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+pub(super) const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
 /// A name in a directory.
 #[derive(Debug)]

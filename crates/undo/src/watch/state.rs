@@ -8,6 +8,7 @@
 //! broken epoch is possible.
 //! Does not: determine the changes of a call; `answer`, `names` and `content` do.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -22,7 +23,7 @@ use super::costs::Costs;
 use super::crossings::Crossings;
 use super::descriptors::{key_of, stat};
 use super::durable::Moment;
-use super::epoch::{Content, Epoch, Old};
+use super::epoch::{Content, Epoch, Id, Old};
 use super::file_systems::FileSystems;
 use super::marks::ContentSource;
 use super::paths::path_of;
@@ -44,6 +45,8 @@ pub(super) struct State {
     pub(super) boundaries: Boundaries,
     pub(super) costs: Costs,
     pub(super) uncovered: Vec<PathBuf>,
+    /// Files that were open at the newest boundary, and of which an open file description reports no changes.
+    pub(super) unseen: HashSet<Id>,
     /// The reason for the last broken epoch.
     pub(super) last_break: Option<String>,
     pub(super) calls: Calls,
@@ -88,6 +91,7 @@ impl State {
             boundaries,
             costs,
             uncovered: Vec::new(),
+            unseen: HashSet::new(),
             last_break: None,
             calls: Calls { crossings: Crossings::default(), callers, rights: None },
             is_restoring: false,

@@ -40,7 +40,8 @@ pub(super) struct WatchedFiles {
 
 #[derive(Debug)]
 struct Watched {
-    mark: Mark,
+    /// The state of the mark; `None` if setting the mark has failed.
+    mark: Option<Mark>,
     /// A descriptor for reading old content. The descriptor was opened before the mark was set, so that most reads
     /// cause no event.
     reader: Option<OwnedFd>,
@@ -60,22 +61,27 @@ impl WatchedFiles {
     pub(super) fn mark(&mut self, file: BorrowedFd<'_>, stat: &Stat, mark: Mark) -> Result<()> {
         let id = (stat.st_dev, stat.st_ino);
         let key = key_of(file, stat)?;
-        match self.files.get_mut(&id) {
-            Some(watched) if watched.key == key && watched.mark == mark => return Ok(()),
-            // With another key, the entry belongs to a removed file that had the same inode number. The mark of this
-            // file is gone.
-            Some(watched) if watched.key == key => watched.mark = mark,
-            _ => {
-                // Open before the mark is set: this description then causes no events, unless events were enabled on
-                // its mount.
-                let reader = if self.files.len() < READERS_MAX { reopen(file).ok() } else { None };
-                self.files.insert(id, Watched { mark, reader, key });
+        // With another key, the entry belongs to a removed file that had the same inode number. The mark of this file is
+        // gone.
+        let has_room = self.files.len() < READERS_MAX;
+        let known = self.files.get_mut(&id).filter(|watched| watched.key == key);
+        let reader = match known {
+            Some(watched) if watched.mark == Some(mark) => return Ok(()),
+            // After a failure, the mark can be in either state, and the next call sets it.
+            Some(watched) => {
+                watched.mark = None;
+                watched.reader.take()
             }
-        }
+            // Open before the mark is set: this description then causes no events, unless events were enabled on its
+            // mount.
+            None if has_room => reopen(file).ok(),
+            None => None,
+        };
         match mark {
             Mark::Active => self.source.watch(file)?,
             Mark::Silent => self.source.silence(file)?,
         }
+        self.files.insert(id, Watched { mark: Some(mark), reader, key });
         Ok(())
     }
 
@@ -84,11 +90,11 @@ impl WatchedFiles {
     pub(super) fn note_kept(&mut self, file: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
         let Some(watched) = self.files.get_mut(&(stat.st_dev, stat.st_ino)) else { return Ok(()) };
         watched.reader = None;
-        if watched.mark == Mark::Active { self.mark(file, stat, Mark::Silent) } else { Ok(()) }
+        if watched.mark == Some(Mark::Active) { self.mark(file, stat, Mark::Silent) } else { Ok(()) }
     }
 
     pub(super) fn is_active(&self, id: Id) -> bool {
-        self.files.get(&id).is_some_and(|watched| watched.mark == Mark::Active)
+        self.files.get(&id).is_some_and(|watched| watched.mark == Some(Mark::Active))
     }
 
     /// Reports whether a file with this inode number is watched. The number may meanwhile belong to another file.
@@ -117,5 +123,73 @@ impl WatchedFiles {
             // The mark of a removed file is gone together with the file.
             let _ = file.map(|file| self.source.forget(file.as_fd()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::watch::descriptors::stat;
+
+    /// A source whose first calls fail.
+    #[derive(Debug)]
+    struct Failing {
+        failures: AtomicU32,
+        marks: Arc<AtomicU32>,
+    }
+
+    impl Failing {
+        fn set(&self) -> sys::Result<()> {
+            if self
+                .failures
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+                .is_ok()
+            {
+                return Err(sys::Error::new("mark a file", sys::Errno::ENOSPC));
+            }
+            self.marks.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    impl ContentSource for Failing {
+        fn watch(&self, _: BorrowedFd<'_>) -> sys::Result<()> {
+            self.set()
+        }
+        fn silence(&self, _: BorrowedFd<'_>) -> sys::Result<()> {
+            self.set()
+        }
+        fn forget(&self, _: BorrowedFd<'_>) -> sys::Result<()> {
+            Ok(())
+        }
+        fn enable(&self, _: BorrowedFd<'_>) -> sys::Result<()> {
+            Ok(())
+        }
+        fn disable(&self, _: BorrowedFd<'_>) -> sys::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_mark_that_could_not_be_set_is_set_by_the_next_call() {
+        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        let found = stat(file.as_fd()).unwrap();
+        let id = (found.st_dev, found.st_ino);
+        let marks = Arc::new(AtomicU32::new(0));
+        let with = |failures| Failing { failures: AtomicU32::new(failures), marks: Arc::clone(&marks) };
+        let mut files = WatchedFiles::new(Box::new(with(1)));
+        files.mark(file.as_fd(), &found, Mark::Active).unwrap_err();
+        assert!(!files.has_id(id), "a file without a mark does not count as seen");
+        files.mark(file.as_fd(), &found, Mark::Active).unwrap();
+        files.mark(file.as_fd(), &found, Mark::Active).unwrap();
+        assert_eq!((marks.load(Ordering::Relaxed), files.is_active(id)), (1, true));
+        files.source = Box::new(with(1));
+        files.mark(file.as_fd(), &found, Mark::Silent).unwrap_err();
+        assert!(!files.is_active(id) && files.has_id(id), "the state of the mark is not known");
+        files.mark(file.as_fd(), &found, Mark::Active).unwrap();
+        assert_eq!((marks.load(Ordering::Relaxed), files.is_active(id)), (2, true));
     }
 }
