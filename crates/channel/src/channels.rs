@@ -20,6 +20,7 @@ use model::{Inode, Pid};
 use sys::clock::Clock;
 use sys::features::{self, Feature};
 use sys::listener_holder::ListenerHolder;
+use sys::packet_hold::SocketMark;
 use sys::seccomp_listener::{FilterProgram, Listener, Reported, filter_program};
 use sys::socket_call::CallHandler;
 use sys::watched_start::{PendingListener, watch_from_start};
@@ -112,6 +113,13 @@ impl Channels {
     /// executes the call.
     pub fn expect_stops(&self, component: ComponentId) {
         self.inner.state().component(component).is_traced = true;
+    }
+
+    /// Marks each TCP socket of a component before the component listens or connects with the socket; `None` marks no
+    /// socket. A packet filter holds the output of marked sockets. Accepted connections inherit the mark. Call this
+    /// function before the start of the component.
+    pub fn mark_sockets(&self, component: ComponentId, mark: Option<SocketMark>) {
+        self.inner.state().component(component).mark = mark;
     }
 
     /// Starts a program as the next incarnation (run of the program) of a component. From the first instruction of the

@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use model::Pid;
+use sys::packet_hold::SocketMark;
 
 use crate::address::Reach;
 use crate::held::{Claim, Held, Slot};
@@ -53,6 +54,8 @@ pub(crate) struct Component {
     phase: Phase,
     /// Whether a tracer stops the threads of the component for checkpoints.
     pub(crate) is_traced: bool,
+    /// The mark for TCP sockets, if the output of the component is held.
+    pub(crate) mark: Option<SocketMark>,
     /// Whether the current incarnation listens at an address.
     pub(crate) listens: bool,
     /// Number of incarnations that have begun.

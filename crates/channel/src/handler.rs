@@ -45,6 +45,12 @@ impl Handler {
 impl CallHandler for Handler {
     fn handle(&self, reported: &ReportedCall<'_>) -> Handled {
         let Some(call) = read(reported.notification) else { return Handled::Pass };
+        if call.kind != CallKind::Bind
+            && let Some(mark) = self.inner.state().component(self.component).mark
+        {
+            // If the socket cannot be marked, the next checkpoint marks the socket.
+            let _ = mark.claim_of(thread_of(reported), call.socket);
+        }
         match call.kind {
             CallKind::Bind => self.bind(reported, &call),
             CallKind::Listen => self.listen(reported, &call),

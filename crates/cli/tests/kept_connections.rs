@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod common;
+#[path = "common/system.rs"]
+mod system;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -14,6 +16,7 @@ use std::time::{Duration, Instant};
 use common::{Guarded, Lab, rounds, supported, until};
 use rustix::process::Signal;
 use serde_json::Value;
+use system::System;
 
 /// Maximum time until a reply, including a restart.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -268,6 +271,39 @@ fn no_reply_comes_before_a_checkpoint_has_it() {
     client.stream.read_line(&mut reply).unwrap();
     assert_eq!(reply, "5\n");
     assert_eq!(guarded.end(), 0);
+}
+
+/// Connects to a server and waits for its first reply. Returns the newest durable checkpoint at this time.
+fn durable_at_the_first_reply(lab: &Lab) -> Option<u64> {
+    let mut client = Client::connect(lab);
+    assert!(client.ask());
+    let rows: Value = serde_json::from_str(&lab.say(["ls", "job", "--json"]).stdout).unwrap();
+    let committed = rows.as_array().unwrap().iter().filter(|row| row["committed"] == true);
+    committed.filter_map(|row| row["seq"].as_u64()).max()
+}
+
+/// A listening socket is marked in its listen(2) and in a restore, and its connections inherit the mark. Otherwise,
+/// replies before the next pause are forgotten at a death.
+#[test]
+fn the_first_reply_of_a_new_server_waits_for_a_checkpoint() {
+    if !can_hold() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded =
+        Guarded::run(&lab, &["--output", "committed", "--files", "rewind", "--every", "1s"], SERVER);
+    assert!(durable_at_the_first_reply(&lab).is_some(), "a reply came before the first checkpoint");
+    guarded.await_checkpoints(2);
+    guarded.root().signal(Signal::KILL).unwrap();
+    let back = || told_of(&lab, "restored").last().and_then(|event| event["seq"].as_u64());
+    let back = until("a restore", back);
+    assert!(durable_at_the_first_reply(&lab) > Some(back), "a reply came before the checkpoint after {back}");
+    assert_eq!(guarded.end(), 0);
+    let keys = "policy = \"checkpointed\"\nevery = \"1s\"\noutput = \"committed\"\ndirectory = \"FOLDER\"\n";
+    let system = System::up(&format!("[component.job]\ncommand = [\"sh\", \"-c\", {SERVER:?}]\n{keys}"));
+    let durable = durable_at_the_first_reply(&system.lab);
+    assert!(durable.is_some(), "a reply of a component came before its first checkpoint");
+    system.down();
 }
 
 #[test]

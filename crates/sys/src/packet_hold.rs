@@ -16,12 +16,14 @@
 //! Probe: `features::REGISTRY` entry "packet-hold"
 //! Fallback: none; components whose output must be held are refused, and the error names the component
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::net::{RecvFlags, sockopt};
+use model::{Fd, Pid, Tid};
+use rustix::net::{RecvFlags, ipproto, sockopt};
 
 use crate::error::{Errno, Error, Result};
+use crate::pidfd;
 use crate::socket_option::{SocketOption, get_int, set_int};
 
 mod table;
@@ -199,6 +201,33 @@ impl SocketMark {
     /// EPERM without CAP_NET_ADMIN.
     pub fn put_on(self, socket: BorrowedFd<'_>) -> Result<()> {
         set_int(socket, MARK, self.0 as i32)
+    }
+
+    /// Sets the mark of a socket, unless the program has set another mark itself. Returns whether the socket now has
+    /// this mark.
+    ///
+    /// # Errors
+    ///
+    /// EPERM without CAP_NET_ADMIN. Fails if the descriptor is not a socket.
+    pub fn claim(self, socket: BorrowedFd<'_>) -> Result<bool> {
+        let present = Self::of(socket)?;
+        if present != self && (present == Self::NONE || present.is_ours()) {
+            self.put_on(socket)?;
+        }
+        Ok(present == Self::NONE || present.is_ours())
+    }
+
+    /// Works like [`Self::claim`] for a TCP socket of a thread. Does nothing for any other socket. Before listen(2) or
+    /// connect(2) of this thread, this call makes the output of the connections be held from the first byte on.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::claim`], and errors if the thread has ended.
+    pub fn claim_of(self, thread: Tid, socket: Fd) -> Result<bool> {
+        let handle = pidfd::open_thread(thread)?;
+        let socket = pidfd::duplicate(handle.as_fd(), Pid(thread.get()), socket)?;
+        let is_tcp = sockopt::socket_protocol(&socket) == Ok(Some(ipproto::TCP));
+        if is_tcp { self.claim(socket.as_fd()) } else { Ok(false) }
     }
 
     /// Reports whether this module has created this mark, in this process or in another process.

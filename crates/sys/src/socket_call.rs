@@ -86,6 +86,11 @@ pub trait CallHandler: Send + Sync + fmt::Debug {
     /// Decides about a call for which [`kind_of`] returns a kind. The handler must not block, because other calls
     /// wait until the handler returns.
     fn handle(&self, call: &ReportedCall<'_>) -> Handled;
+
+    /// Reports whether the handler can hold a call for a long time, so that signals must be able to interrupt the call.
+    fn may_hold(&self) -> bool {
+        true
+    }
 }
 
 /// Returns the kind of the socket call of a notification; `None` for any other call.

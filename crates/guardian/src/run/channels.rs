@@ -15,6 +15,7 @@ use std::sync::Arc;
 use channel::{ChannelError, Channels, ComponentId};
 use engine::FilterInstall;
 use model::Pid;
+use sys::packet_hold::SocketMark;
 use sys::socket_call::CallHandler;
 use sys::{Errno, Error};
 
@@ -41,6 +42,11 @@ impl ComponentChannels {
     /// the component.
     pub(super) fn expect_stops(&self) {
         self.all.expect_stops(self.id);
+    }
+
+    /// With a mark, makes the output of the component's TCP connections be held from the first byte on.
+    pub(super) fn mark_sockets(&self, mark: Option<SocketMark>) {
+        self.all.mark_sockets(self.id, mark);
     }
 
     /// Starts a program whose calls are handled from its first call on. `prepare_last` prepares the steps that drop

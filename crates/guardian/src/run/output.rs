@@ -18,6 +18,7 @@ use sys::features::{Feature, enabled};
 use sys::packet_hold::{PacketHold, PacketNumber, SocketMark};
 use sys::sock_diag::SockDiag;
 use sys::socket;
+use sys::socket_call::{self, CallHandler, CallKind, Handled, ReportedCall};
 
 use crate::error::{GuardianError, Result};
 use crate::inspection::missing;
@@ -48,6 +49,27 @@ pub(super) struct HeldOutput {
     is_late: bool,
     /// The last packet that was released.
     sent: Option<PacketNumber>,
+}
+
+/// Marks the TCP sockets of a program when they begin to listen or to connect. Without this handler, output is held only
+/// after the first pause that finds the socket.
+#[derive(Debug)]
+pub(super) struct MarksSockets(pub(super) SocketMark);
+
+impl CallHandler for MarksSockets {
+    fn handle(&self, reported: &ReportedCall<'_>) -> Handled {
+        if let Some(call) = socket_call::read(reported.notification)
+            && call.kind != CallKind::Bind
+        {
+            // If the socket cannot be marked, the next pause marks the socket.
+            let _ = self.0.claim_of(reported.notification.tid(), call.socket);
+        }
+        Handled::Pass
+    }
+
+    fn may_hold(&self) -> bool {
+        false
+    }
 }
 
 /// A release of output without a checkpoint.
@@ -89,6 +111,11 @@ impl HeldOutput {
     /// Returns the packet queue in the kernel.
     pub(super) fn hold(&self) -> Arc<PacketHold> {
         Arc::clone(&self.hold)
+    }
+
+    /// Returns the mark of the sockets whose output is held.
+    pub(super) fn mark(&self) -> SocketMark {
+        self.hold.mark()
     }
 
     /// Returns the number of connections that can be rolled back to the newest durable checkpoint.
@@ -181,7 +208,7 @@ impl HeldOutput {
         let is_current = self.released.is_none_or(|released| released <= to);
         let Some(point) = place.filter(|_| is_current).and_then(|place| self.points.remove(place)) else {
             self.abandon();
-            return Kept::default();
+            return Kept { mark: Some(self.mark()), ..Kept::default() };
         };
         if let Some(through) = point.through {
             let _ = self.hold.release(through);
@@ -195,7 +222,7 @@ impl HeldOutput {
         let later = self.points.drain(..).flat_map(|point| point.connections).chain(self.unused.drain(..));
         later.filter(|socket| !kept.contains(&number(socket))).for_each(|socket| reset(&socket));
         self.points = VecDeque::from([Point { through: None, ..point }]);
-        Kept { sockets, rewinds: Some(self.hold()), vacated }
+        Kept { sockets, rewinds: Some(self.hold()), vacated, mark: Some(self.mark()) }
     }
 
     /// Records that the subject runs again with these connections.

@@ -21,6 +21,7 @@ use rustix::fs::SeekFrom;
 use supervise::ChangedFiles;
 use sys::clock::Clock;
 use sys::listener_holder::ListenerHolder;
+use sys::packet_hold::SocketMark;
 use sys::{Errno, Error};
 use undo::UndoError;
 use undo::back::WentBack;
@@ -119,12 +120,13 @@ impl Watching {
     /// Begins the undo log. The program starts with the files in their present state.
     ///
     /// `holder` is a helper process. If this process dies, the helper process lets every notified system call of the
-    /// program continue.
+    /// program continue. `mark` is the mark of sockets whose output is held.
     pub(super) fn start(
         directory: PathBuf,
         request: &RunRequest,
         holder: ListenerHolder,
         streams: &Streams,
+        mark: Option<SocketMark>,
     ) -> Result<Self> {
         let (cost_max, apart_max) = request.files_costs();
         let options = WatchOptions {
@@ -142,9 +144,10 @@ impl Watching {
         let shared = streams.written()?;
         let streams = streams.written()?.into_iter().map(offset).collect();
         let watch = Watch::start(options, holder)?.with_shared_files(shared);
-        let watch = match &request.launch.channels {
-            Some(channels) => watch.with_channels(channels.handler()),
-            None => watch,
+        let watch = match (&request.launch.channels, mark) {
+            (Some(channels), _) => watch.with_channels(channels.handler()),
+            (None, Some(mark)) => watch.with_channels(Arc::new(output::MarksSockets(mark))),
+            (None, None) => watch,
         };
         let respects_syncs = request.files.is_none() && !request.holds_output;
         let watching = Self { watch: Arc::new(watch), streams, respects_syncs };

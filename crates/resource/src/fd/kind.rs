@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
-use sys::packet_hold::PacketHold;
+use sys::packet_hold::{PacketHold, SocketMark};
 use tracee::{ProcessMemory, Stub};
 
 use super::description::{Description, Known};
@@ -69,6 +69,8 @@ pub struct Kept {
     /// received these packets. A connection with traffic since the checkpoint can therefore be rewound. With `None`,
     /// no connection is rewound.
     pub rewinds: Option<Arc<PacketHold>>,
+    /// The mark of sockets whose output is held; `None` if no output is held.
+    pub mark: Option<SocketMark>,
     /// Connections whose old sockets were already disconnected, in this attempt or in an attempt that failed. Clones
     /// share this state.
     pub vacated: Vacated,

@@ -219,13 +219,15 @@ impl Watch {
     /// Returns the filter for the next incarnation of this subject. During a restore, the caller installs the filter
     /// with `seccomp_listener::flags_of`, and passes the listener to [`Self::attach`].
     ///
-    /// If a handler for socket calls is set, the filter reports socket calls, too. In this case, signals can interrupt
-    /// all reported calls. The reason is that the handler can hold a call for a long time, and a checkpoint must be
-    /// able to stop the calling thread.
+    /// If a handler for socket calls is set, the filter reports socket calls, too. If the handler can hold a call for a
+    /// long time, signals can interrupt all reported calls, because a checkpoint must be able to stop the calling
+    /// thread.
     #[must_use]
     pub fn own_filter(&self) -> FilterProgram {
-        match self.channels {
-            Some(_) => seccomp_listener::filter_program(Reported::FilesAndChannels).interruptible(),
+        let both = || seccomp_listener::filter_program(Reported::FilesAndChannels);
+        match &self.channels {
+            Some(handler) if handler.may_hold() => both().interruptible(),
+            Some(_) => both(),
             None => Self::filter(),
         }
     }

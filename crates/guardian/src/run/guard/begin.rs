@@ -14,6 +14,7 @@ use model::{Pid, Sequence};
 use store::{EPOCHS_IN_FLIGHT_MAX, LogWriter, Store, SubjectName};
 use supervise::{Beginning, ChangedFiles, Event, Plan};
 use sys::listener_holder::ListenerHolder;
+use sys::packet_hold::SocketMark;
 use tracee::procfs;
 
 use super::super::children::Children;
@@ -55,10 +56,11 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     }
     let (policy, no_rewind) = watching::choose(&request)?;
     let mut tracking = tracking(&request)?;
-    let Ground { store, mut claim, streams, watching, log } = Ground::prepare(&request, policy, &host)?;
-    tracking.watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
     let output =
         request.holds_output.then(|| HeldOutput::start(request.every, host.clock.now())).transpose()?;
+    let mark = output.as_ref().map(HeldOutput::mark);
+    let Ground { store, mut claim, streams, watching, log } = Ground::prepare(&request, policy, &host, mark)?;
+    tracking.watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
     tracking.hold = output.as_ref().map(HeldOutput::hold);
     let mut children = request.child_signals.then(Children::listen).transpose()?;
     let begun = run_or_adopt(&request, &host, (&store, &claim), (&streams, watching.as_deref()))?;
@@ -148,7 +150,13 @@ struct Ground {
 }
 
 impl Ground {
-    fn prepare(request: &RunRequest, policy: ChangedFiles, host: &Arc<Shared>) -> Result<Self> {
+    /// `mark` is the mark of sockets whose output is held.
+    fn prepare(
+        request: &RunRequest,
+        policy: ChangedFiles,
+        host: &Arc<Shared>,
+        mark: Option<SocketMark>,
+    ) -> Result<Self> {
         let streams = match request.launch.open_log()? {
             Some(log) => Arc::new(host.streams.with_log(log)?),
             None => Arc::clone(&host.streams),
@@ -157,8 +165,10 @@ impl Ground {
         let claim = claim(&store, request)?;
         if let Some(channels) = request.launch.channels.as_ref().filter(|_| request.every.is_some()) {
             channels.expect_stops();
+            channels.mark_sockets(mark);
         }
-        let watching = (policy == ChangedFiles::Rewind).then(|| watch(request, &claim, host, &streams));
+        let watching =
+            (policy == ChangedFiles::Rewind).then(|| watch(request, &claim, host, (&streams, mark)));
         let watching = watching.transpose()?;
         let place = request.every.map(|_| Place::new(&store, &claim.name, request));
         let log = place.map(|place| place.open().map(|log| (place, log))).transpose()?;
@@ -171,12 +181,12 @@ fn watch(
     request: &RunRequest,
     claim: &Claim,
     host: &Arc<Shared>,
-    streams: &Streams,
+    (streams, mark): (&Streams, Option<SocketMark>),
 ) -> Result<Arc<Watching>> {
     let host = Arc::clone(host);
     let holder = ListenerHolder::start(move |create| host.reaper.create_exempt(create))?;
     let undo = claim.directory.join(UNDO_DIRECTORY);
-    Ok(Arc::new(Watching::start(undo, request, holder, streams)?))
+    Ok(Arc::new(Watching::start(undo, request, holder, streams, mark)?))
 }
 
 impl Voice {

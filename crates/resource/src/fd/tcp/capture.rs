@@ -22,7 +22,6 @@ use std::sync::{Mutex, PoisonError};
 use model::{Fd, Pid};
 use prost::Message;
 use rustix::event::PollFlags;
-use sys::packet_hold::SocketMark;
 use sys::sock_diag::SockDiag;
 use sys::socket::{self, SocketAddress};
 use sys::socket_option::{self, FILTER_DROPS_ALL};
@@ -240,11 +239,7 @@ impl Capture {
     fn mark(&mut self, socket: BorrowedFd<'_>) -> Result<()> {
         let Some(mark) = self.sockets.mark().filter(|_| self.inherited.is_none()) else { return Ok(()) };
         if self.family.protocol == IPPROTO_TCP {
-            let present = SocketMark::of(socket)?;
-            if present != mark && (present == SocketMark::NONE || present.is_ours()) {
-                mark.put_on(socket)?;
-            }
-            self.seen.is_held = present == SocketMark::NONE || present.is_ours();
+            self.seen.is_held = mark.claim(socket)?;
         }
         Ok(())
     }

@@ -108,6 +108,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
         if let Some(listener) = &state.listener {
             let kept = held_listener::take(context.held, state.family, &state.local(), |_| true);
             let socket = kept.map_or_else(|| build_listener(state, listener), Ok)?;
+            mark(&socket, state, context)?;
             context.created.insert(*id, socket);
             listeners.push((*id, listener));
         }
@@ -124,6 +125,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
             }
             (None, _) => keep_or_build(state, context)?,
         };
+        mark(&socket, state, context)?;
         context.created.insert(*id, socket);
     }
     for (id, listener) in listeners {
@@ -144,7 +146,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
 /// Vacates the addresses of connections that will be rewound: makes the packet filter drop the packets of these
 /// connections, and disconnects their old sockets. Returns the connections.
 fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<DescriptionId>> {
-    let Kept { sockets, rewinds: Some(hold), vacated } = context.kept else { return Ok(HashSet::new()) };
+    let Kept { sockets, rewinds: Some(hold), vacated, .. } = context.kept else { return Ok(HashSet::new()) };
     let built = vacated.take_built();
     let (mut rewound, mut leaving) = (HashSet::new(), Vec::new());
     for (id, state) in &image.states {
@@ -189,14 +191,24 @@ fn rewind(state: &State, saved: &Connection, context: &mut FdCreate<'_>) -> Resu
     // After the checkpoint, the old socket may have sent all bytes that were unsent at the checkpoint.
     let socket =
         connection::build(state, saved, saved.send_end).map_err(|error| address::refused(state, error))?;
-    if let Some(hold) = &context.kept.rewinds {
-        hold.mark().put_on(socket.as_fd())?;
-    }
+    mark(&socket, state, context)?;
     context.connections.rewound += 1;
     if let Some(copy) = note(&socket, context) {
         context.kept.vacated.note_built(copy);
     }
     Ok(socket)
+}
+
+/// Makes the output of a socket be held from its first byte on, if output is held. A connection inherits the mark of its
+/// listener.
+fn mark(socket: &OwnedFd, state: &State, context: &FdCreate<'_>) -> Result<()> {
+    match context.kept.mark {
+        Some(mark) if state.inherited.is_none() && state.family.protocol == IPPROTO_TCP => {
+            mark.claim(socket.as_fd())?;
+        }
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Keeps a duplicate of a socket. If the program dies again before the next checkpoint, the next restore uses this
