@@ -35,6 +35,13 @@ pub enum UndoError {
         max: ByteCount,
     },
 
+    /// The disk was full, and has less than 16 MiB of free space now. No epoch begins.
+    #[error("the file system of {} is full", shown(directory))]
+    Short {
+        /// The log's directory.
+        directory: PathBuf,
+    },
+
     /// The log contains a torn record: a write failed, and the partial record could not be removed. The present epoch
     /// accepts no more records.
     #[error("the undo log in {} has a torn record", shown(directory))]

@@ -99,7 +99,10 @@ fn of_resource(error: &ResourceError) -> RestoreError {
         // The arguments of a remote call come from the checkpoint, so a refusal can be the fault of the checkpoint.
         ResourceError::Remote(RemoteError::Refused { errno, .. }) if errno.may_pass() => RestoreError::NotNow,
         ResourceError::Remote(_) | ResourceError::File { .. } => RestoreError::Unclear,
-        ResourceError::Malformed { .. } | ResourceError::Unsupported { .. } => RestoreError::Unusable,
+        // The capture has checked that the object is supported. So this process lacks a right or a limit, and lacks it for
+        // each checkpoint.
+        ResourceError::Unsupported { .. } => RestoreError::Configuration,
+        ResourceError::Malformed { .. } => RestoreError::Unusable,
     }
 }
 
@@ -197,7 +200,14 @@ mod tests {
         ] {
             assert_eq!(of_engine(&error), RestoreError::Unusable, "{error}");
         }
+        let limit = ResourceError::Unsupported {
+            pid: Pid(1),
+            what: "the hard limit".to_owned(),
+            why: String::new(),
+            fix: String::new(),
+        };
         for error in [
+            limit.into(),
             EngineError::Kernel(kernel(Errno::EPERM)),
             EngineError::KernelDiffers(String::new()),
             store::Error::Writable { path: PathBuf::new(), mode: 0o777 }.into(),

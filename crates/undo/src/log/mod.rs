@@ -18,6 +18,7 @@ mod namespace;
 pub(crate) mod reader;
 pub(crate) mod record;
 mod removal;
+mod reserve;
 mod states;
 pub(crate) mod storage;
 pub(crate) mod target;
@@ -101,7 +102,7 @@ impl UndoLog {
     /// Creates a log whose first epoch begins at checkpoint `start`. Creates a missing `directory` with mode 0700.
     /// Removes an existing log in `directory`, but not the files that a rollback has moved aside.
     pub fn create(directory: &Path, start: Sequence, bytes_max: ByteCount) -> Result<Self> {
-        Self::create_on(Box::new(DiskStorage::open_or_create(directory)?), start, bytes_max)
+        Self::create_on(Box::new(DiskStorage::open_or_create(directory)?.with_reserve()), start, bytes_max)
     }
 
     pub(crate) fn create_on(
@@ -125,7 +126,7 @@ impl UndoLog {
     ///
     /// The log contains no epoch, a file cannot be used, or a rollback was interrupted.
     pub fn open(directory: &Path, bytes_max: ByteCount) -> Result<Self> {
-        Self::open_on(Box::new(DiskStorage::open(directory)?), bytes_max)
+        Self::open_on(Box::new(DiskStorage::open(directory)?.with_reserve()), bytes_max)
     }
 
     pub(crate) fn open_on(storage: Box<dyn Storage>, bytes_max: ByteCount) -> Result<Self> {
@@ -223,6 +224,10 @@ impl UndoLog {
             self.same(sequence)?;
             return Ok(false);
         }
+        if self.storage.is_short() {
+            // A new epoch records content again that the present epoch has already recorded.
+            return Err(UndoError::Short { directory: self.storage.path() });
+        }
         let after = self.present().ordinal;
         let next = match self.spare.take() {
             Some(spare) => spare,
@@ -251,6 +256,7 @@ impl UndoLog {
 
     /// Creates the file of the next epoch in advance, outside the pause of a checkpoint.
     pub fn prepare(&mut self) -> Result<()> {
+        self.storage.reserve();
         if self.spare.is_none() {
             self.spare = Some(new_file(&*self.storage, self.present().ordinal + 1)?);
         }

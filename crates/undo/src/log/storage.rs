@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use model::ByteCount;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, RenameFlags};
@@ -18,6 +19,7 @@ use rustix::io::Errno;
 use sys::Error;
 
 use super::keep;
+use super::reserve::Reserve;
 use crate::error::Result;
 
 /// Bytes that are preallocated for a new log file, so that writing its header cannot fail on a full disk.
@@ -46,6 +48,12 @@ pub(crate) trait Storage: Send + Debug {
     fn kept_bytes(&self, path: &Path) -> Result<ByteCount>;
     /// Removes all links and copies in the keep directories of this log except those in `named`.
     fn sweep_kept(&self, named: &HashSet<PathBuf>) -> Result<()>;
+    /// Reserves disk space for records, if space is free.
+    fn reserve(&self) {}
+    /// Reports whether the disk was full, so that records use the reserved space.
+    fn is_short(&self) -> bool {
+        false
+    }
     /// Returns the path of the directory, for messages.
     fn path(&self) -> PathBuf;
 }
@@ -70,12 +78,14 @@ pub(crate) trait LogFile: Send + Debug {
 pub(crate) struct DiskStorage {
     directory: OwnedFd,
     path: PathBuf,
+    reserve: Option<Arc<Reserve>>,
 }
 
 #[derive(Debug)]
 struct DiskFile {
     file: File,
     path: PathBuf,
+    reserve: Option<Arc<Reserve>>,
 }
 
 impl DiskStorage {
@@ -83,7 +93,13 @@ impl DiskStorage {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let directory = store::trust::open_directory(path).map_err(crate::UndoError::Store)?;
         let path = std::path::absolute(path).map_err(|error| Error::path("find", path, error))?;
-        Ok(Self { directory: directory.into(), path })
+        Ok(Self { directory: directory.into(), path, reserve: None })
+    }
+
+    /// Reserves disk space for the records of a log that is written.
+    pub(crate) fn with_reserve(self) -> Self {
+        let reserve = Reserve::new(self.directory.as_fd()).map(Arc::new);
+        Self { reserve, ..self }
     }
 
     /// Opens the directory of a log. Creates a missing directory with mode 0700.
@@ -99,7 +115,7 @@ impl DiskStorage {
         let path = self.path.join(name);
         let file = rustix::fs::openat(&self.directory, name, flags, Mode::from_raw_mode(0o600))
             .map_err(|errno| Error::path(operation, &path, errno))?;
-        Ok(Box::new(DiskFile { file: file.into(), path }))
+        Ok(Box::new(DiskFile { file: file.into(), path, reserve: self.reserve.clone() }))
     }
 }
 
@@ -109,8 +125,7 @@ impl Storage for DiskStorage {
     }
 
     fn create(&self, name: &str) -> Result<Box<dyn LogFile>> {
-        let file = self.file(name, "create", OFlags::CREATE | OFlags::EXCL)?;
-        Ok(file)
+        self.file(name, "create", OFlags::CREATE | OFlags::EXCL)
     }
 
     fn open(&self, name: &str) -> Result<Box<dyn LogFile>> {
@@ -152,6 +167,14 @@ impl Storage for DiskStorage {
         keep::sweep(&self.path, named)
     }
 
+    fn reserve(&self) {
+        self.reserve.iter().for_each(|reserve| reserve.fill());
+    }
+
+    fn is_short(&self) -> bool {
+        self.reserve.as_ref().is_some_and(|reserve| reserve.is_lent())
+    }
+
     fn path(&self) -> PathBuf {
         self.path.clone()
     }
@@ -160,6 +183,10 @@ impl Storage for DiskStorage {
 impl DiskFile {
     fn failed(&self, operation: &'static str, errno: Errno) -> crate::UndoError {
         Error::path(operation, &self.path, errno).into()
+    }
+
+    fn spends_reserve(&self, offset: u64) -> bool {
+        self.reserve.as_ref().is_some_and(|reserve| reserve.spend(&self.file, offset))
     }
 }
 
@@ -176,6 +203,7 @@ impl LogFile for DiskFile {
                     IoSlice::advance_slices(&mut rest, written);
                 }
                 Err(Errno::INTR) => {}
+                Err(Errno::NOSPC | Errno::DQUOT) if self.spends_reserve(offset) => {}
                 Err(errno) => return Err(self.failed("write", errno)),
             }
         }

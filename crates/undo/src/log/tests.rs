@@ -244,3 +244,62 @@ fn an_inode_on_the_device_of_the_log_is_linked_beside_it() {
     keep.remove(&link).unwrap();
     assert!(!link.exists());
 }
+
+/// A small mounted tmpfs, which is unmounted on drop.
+struct SmallDisk(TempDir);
+
+impl SmallDisk {
+    fn mount() -> Option<Self> {
+        let at = TempDir::new().unwrap();
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=64m,mode=0700", "none"]).arg(at.path());
+        let is_mounted = mount.output().is_ok_and(|output| output.status.success());
+        if !is_mounted {
+            println!("unsupported: mounting a tmpfs");
+        }
+        is_mounted.then_some(Self(at))
+    }
+
+    /// Fills the disk.
+    fn fill(&self) {
+        let filler = File::create(self.0.path().join("filler")).unwrap();
+        let mut at = 0;
+        while filler.write_all_at(&[1; 64 << 10], at).is_ok() {
+            at += 64 << 10;
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn records_go_on_for_a_while_when_the_disk_is_full() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let directory = disk.0.path().join("undo");
+    let mut log = UndoLog::create(&directory, Sequence(0), LARGE).unwrap();
+    epoch(&mut log, 3000, 1).unwrap();
+    let record = |log: &mut UndoLog, megabytes: usize| -> Result<()> {
+        let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file"), Touch::ANY, None)?;
+        (0..megabytes).try_for_each(|_| log.range(inode, 0, &vec![1; 1 << 20]))
+    };
+    disk.fill();
+    record(&mut log, 6).unwrap();
+    // A new epoch would record content again.
+    let error = log.boundary(Sequence(2)).unwrap_err();
+    assert!(matches!(error, UndoError::Short { .. }), "{error}");
+    assert_eq!(reachable(&directory).unwrap().0, sequences(&[0, 1]), "the disk is full, and nothing is lost");
+    record(&mut log, 6).unwrap_err();
+    // With space on the disk, the next epoch has a reserve again.
+    fs::remove_file(disk.0.path().join("filler")).unwrap();
+    log.broken("full").unwrap();
+    log.prepare().unwrap();
+    log.boundary(Sequence(3)).unwrap();
+    log.prepare().unwrap();
+    disk.fill();
+    record(&mut log, 6).unwrap();
+    assert_eq!(reachable(&directory).unwrap().0, sequences(&[3]));
+}

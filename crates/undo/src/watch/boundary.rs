@@ -86,8 +86,15 @@ impl State {
                 path.display()
             ));
         }
-        match self.cross(sequence, found) {
-            Ok(list) => {
+        let list = armed_of(&found);
+        // After an error of these steps, the present epoch continues.
+        let begins = match self.joins(sequence, &list) {
+            Ok(joins) => !joins,
+            Err(error) => return Boundary::Deferred(error.to_string()),
+        };
+        let armed = if begins { self.arm_all(found) } else { Ok(()) };
+        match armed {
+            Ok(()) => {
                 self.boundaries.insert(sequence, self.moment(), list, written_through(open));
                 Boundary::Exact
             }
@@ -244,20 +251,23 @@ impl State {
         named.or_else(by_handle)
     }
 
-    /// Makes checkpoint `sequence` exact. If no file has changed in the present epoch, adds the checkpoint to this
-    /// epoch. Otherwise, ends the present epoch and begins the next epoch. Returns the files that were open.
-    fn cross(&mut self, sequence: Sequence, found: Found) -> Result<Vec<Armed>> {
-        let mut list: Vec<Armed> = found.armed.values().map(|(armed, _)| armed.clone()).collect();
-        list.sort_by_key(|armed| (armed.key.device, armed.key.inode));
+    /// Makes checkpoint `sequence` exact. If no file has changed in the present epoch, adds the checkpoint to this epoch,
+    /// and returns `true`. Otherwise, ends the present epoch and begins the next epoch.
+    fn joins(&mut self, sequence: Sequence, list: &[Armed]) -> Result<bool> {
         let is_mapped = list.iter().any(|armed| armed.how == How::Mapped);
         let last = self.boundaries.newest_open();
         let may_go_on = !self.epoch.is_touched && !is_mapped && !self.log.is_long();
-        if may_go_on && last.is_some_and(|last| are_same(last, &list)) {
+        if may_go_on && last.is_some_and(|last| are_same(last, list)) {
             self.log.same(sequence)?;
-            return Ok(list);
+            return Ok(true);
         }
         self.log.boundary(sequence)?;
         self.begin_epoch();
+        Ok(false)
+    }
+
+    /// Arms the open and mapped files at the beginning of an epoch.
+    fn arm_all(&mut self, found: Found) -> Result<()> {
         for ((device, inode), path) in &found.uncovered {
             self.log.uncovered(*device, *inode, path)?;
         }
@@ -265,7 +275,7 @@ impl State {
             self.arm(armed, file.as_fd())?;
         }
         self.epoch.is_touched = false;
-        Ok(list)
+        Ok(())
     }
 
     /// Arms an open or mapped file: marks or records the file, so that changes of the file in the present epoch can be
@@ -321,6 +331,13 @@ impl State {
         let is_needed = |id: &Id| open.contains(id) || inodes.contains_key(id);
         self.watched.sweep(is_needed, |key| self.file_systems.open(key).ok());
     }
+}
+
+/// Returns the files that are to be armed, in a fixed order.
+fn armed_of(found: &Found) -> Vec<Armed> {
+    let mut list: Vec<Armed> = found.armed.values().map(|(armed, _)| armed.clone()).collect();
+    list.sort_by_key(|armed| (armed.key.device, armed.key.inode));
+    list
 }
 
 /// Reports whether two boundaries have armed the same files, and none of these files has changed between them. Ignores

@@ -315,8 +315,8 @@ impl Watch {
     pub fn after_pause(&self) {
         let mut state = self.shared.state();
         state.sweep();
-        let prepared = state.log.prepare();
-        state.or_break(prepared, "the next epoch");
+        // If the file cannot be created now, the boundary creates it, or is deferred.
+        let _ = state.log.prepare();
     }
 
     /// Records the end of the subject. The caller calls this method when no process of the subject is left. Changes
