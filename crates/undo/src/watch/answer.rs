@@ -67,10 +67,10 @@ impl State {
             },
             Change::Link(from, to) => self.before_link(thread, &from, &to),
             Change::Remove { at, is_directory } => match self.entry(thread, &at, &Need::Remove)? {
-                Some(entry) => self.remove(&entry, is_directory),
+                Some(entry) => self.remove(thread, &entry, is_directory),
                 None => Ok(()),
             },
-            Change::Rename(from, to) => self.before_rename(thread, &from, &to),
+            Change::Rename { from, to, is_exchange } => self.before_rename(thread, &from, &to, is_exchange),
             Change::Cut(file, length) => self.before_change(thread, file, Part::Behind(length)),
             Change::Range { file, offset, length } => {
                 let part = length.map_or(Part::Behind(offset), |length| Part::Range(offset, length));
@@ -213,7 +213,7 @@ impl State {
         Ok(())
     }
 
-    fn before_rename(&mut self, thread: Tid, from: &PathAt, to: &PathAt) -> Result<()> {
+    fn before_rename(&mut self, thread: Tid, from: &PathAt, to: &PathAt, is_exchange: bool) -> Result<()> {
         let Some(from) = self.entry(thread, from, &Need::Remove)? else { return Ok(()) };
         let Some(to) = self.entry(thread, to, &Need::Remove)? else { return Ok(()) };
         if let Some(rights) = &self.calls.rights {
@@ -222,7 +222,7 @@ impl State {
                 return Ok(());
             }
         }
-        self.rename(&from, &to)?;
+        self.rename(thread, &from, &to, is_exchange)?;
         self.moves(thread, &from, &to)
     }
 

@@ -10,7 +10,7 @@
 use std::ffi::c_int;
 
 use model::{Address, ByteCount, Fd};
-use rustix::fs::{AtFlags, CWD, OFlags};
+use rustix::fs::{AtFlags, CWD, OFlags, RenameFlags};
 use std::os::fd::AsRawFd;
 
 /// A path argument of a call.
@@ -64,7 +64,7 @@ pub(super) enum Change {
     Remove { at: PathAt, is_directory: bool },
     /// The call changes the first name to the second name. If the second name exists, the call replaces or exchanges
     /// the second name.
-    Rename(PathAt, PathAt),
+    Rename { from: PathAt, to: PathAt, is_exchange: bool },
     /// The call sets the length of a file in bytes.
     Cut(FileAt, u64),
     /// The call changes a range of a file. Offset and length are in bytes. Without a length, the call changes all
@@ -147,10 +147,17 @@ pub(super) fn change_of(call: &Call) -> Change {
             let is_directory = AtFlags::from_bits_retain(a[2] as u32).contains(AtFlags::REMOVEDIR);
             Change::Remove { at: at(a[0], a[1]).no_follow(), is_directory }
         }
-        libc::SYS_rename => Change::Rename(at_cwd(a[0]).no_follow(), at_cwd(a[1]).no_follow()),
-        libc::SYS_renameat | libc::SYS_renameat2 => {
-            Change::Rename(at(a[0], a[1]).no_follow(), at(a[2], a[3]).no_follow())
-        }
+        libc::SYS_rename => Change::Rename {
+            from: at_cwd(a[0]).no_follow(),
+            to: at_cwd(a[1]).no_follow(),
+            is_exchange: false,
+        },
+        libc::SYS_renameat | libc::SYS_renameat2 => Change::Rename {
+            from: at(a[0], a[1]).no_follow(),
+            to: at(a[2], a[3]).no_follow(),
+            is_exchange: call.number == libc::SYS_renameat2
+                && a[4] & u64::from(RenameFlags::EXCHANGE.bits()) != 0,
+        },
         libc::SYS_symlink => Change::Make(at_cwd(a[1]).no_follow()),
         libc::SYS_link => Change::Link(at_cwd(a[0]).no_follow(), at_cwd(a[1]).no_follow()),
         libc::SYS_linkat => {

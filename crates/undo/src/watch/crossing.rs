@@ -22,14 +22,14 @@ impl State {
     pub(super) fn opens(&mut self, thread: Tid, entry: &Entry, part: Part) -> Result<()> {
         let place = place_of(entry)?;
         let mut moving = Vec::new();
-        for doing in self.calls.crossings.0.values() {
+        for doing in self.calls.crossings.all() {
             if let Doing::Moves(to, file) = doing
                 && *to == place
             {
                 moving.push(duplicate(file.as_fd())?);
             }
         }
-        self.calls.crossings.0.insert(thread, Doing::Opens(place, part));
+        self.calls.crossings.note(thread, Doing::Opens(place, part));
         moving.iter().try_for_each(|file| self.change(file.as_fd(), part))
     }
 
@@ -41,8 +41,7 @@ impl State {
         let parts: Vec<Part> = self
             .calls
             .crossings
-            .0
-            .values()
+            .all()
             .filter_map(|doing| match doing {
                 Doing::Opens(opened, part) if *opened == place => Some(*part),
                 _ => None,
@@ -51,12 +50,12 @@ impl State {
         for part in parts {
             self.change_named(from, file.as_fd(), part)?;
         }
-        self.calls.crossings.0.insert(thread, Doing::Moves(place, file));
+        self.calls.crossings.note(thread, Doing::Moves(place, file));
         Ok(())
     }
 }
 
-fn place_of(entry: &Entry) -> Result<Place> {
+pub(super) fn place_of(entry: &Entry) -> Result<Place> {
     let directory = stat(entry.directory.as_fd())?;
     Ok(((directory.st_dev, directory.st_ino), entry.name.clone()))
 }

@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use model::Tid;
 
 use super::epoch::{Id, Part};
+use super::refused::Refused;
 
 /// A name: the directory, and one path component.
 pub(super) type Place = (Id, OsString);
@@ -19,16 +20,44 @@ pub(super) type Place = (Id, OsString);
 pub(super) enum Doing {
     Opens(Place, Part),
     Moves(Place, OwnedFd),
+    /// The call will be refused, and is not recorded.
+    Refused(Refused),
 }
 
 /// The calls that may be in progress, by thread.
 #[derive(Debug, Default)]
-pub(super) struct Crossings(pub(super) HashMap<Tid, Doing>);
+pub(super) struct Crossings(HashMap<Tid, Vec<Doing>>);
 
 impl Crossings {
     /// Removes the call of a thread. The thread now makes another call, so that the earlier call is complete.
     pub(super) fn passed(&mut self, thread: Tid) {
         self.0.remove(&thread);
+    }
+
+    /// Adds what the present call of a thread may do.
+    pub(super) fn note(&mut self, thread: Tid, doing: Doing) {
+        self.0.entry(thread).or_default().push(doing);
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Doing> {
+        self.0.values().flatten()
+    }
+
+    pub(super) fn has_refused(&self) -> bool {
+        self.all().any(|doing| matches!(doing, Doing::Refused(_)))
+    }
+
+    /// Removes and returns those refused calls that meet a condition.
+    pub(super) fn take_refused(&mut self, meets: impl Fn(&Refused) -> bool) -> Vec<Refused> {
+        let mut taken = Vec::new();
+        for doings in self.0.values_mut() {
+            for doing in doings.extract_if(.., |doing| matches!(doing, Doing::Refused(one) if meets(one))) {
+                if let Doing::Refused(refused) = doing {
+                    taken.push(refused);
+                }
+            }
+        }
+        taken
     }
 
     /// Removes all calls. All threads are stopped, so that no call is in progress.

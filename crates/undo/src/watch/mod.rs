@@ -35,6 +35,7 @@ mod names;
 mod paths;
 mod permission;
 mod rates;
+mod refused;
 mod state;
 mod threads;
 mod watched;

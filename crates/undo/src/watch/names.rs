@@ -11,6 +11,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use model::Tid;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
@@ -39,6 +40,7 @@ impl State {
     }
 
     fn name_of(&mut self, entry: &Entry, found: Option<&(OwnedFd, Stat)>) -> Result<()> {
+        self.unrefuse(entry)?;
         let (key, by) = (self.directory(entry)?, self.by()?);
         let Some(names) = self.epoch.directories.get_mut(&key) else { return Ok(()) };
         let id = names.id;
@@ -71,26 +73,47 @@ impl State {
     }
 
     /// Records a name before its removal. Preserves the file that loses the name. Does nothing if the call fails because
-    /// the file is no directory, or is a directory.
-    pub(super) fn remove(&mut self, entry: &Entry, is_directory: bool) -> Result<()> {
-        let Some((file, stat)) = open(entry)? else { return Ok(()) };
-        if (FileType::from_raw_mode(stat.st_mode) == FileType::Directory) != is_directory {
-            return Ok(());
+    /// of the type of the file, or because a directory is not empty.
+    pub(super) fn remove(&mut self, thread: Tid, entry: &Entry, is_directory: bool) -> Result<()> {
+        match open(entry)? {
+            Some(found) if self.refuses_removal(thread, entry, &found, is_directory)? => Ok(()),
+            _ => self.take_away(entry),
         }
-        let found = (file, stat);
+    }
+
+    /// Records a name before its removal. Preserves the file that loses the name.
+    pub(super) fn take_away(&mut self, entry: &Entry) -> Result<()> {
+        let Some(found) = open(entry)? else { return Ok(()) };
         self.name_of(entry, Some(&found))?;
         self.outlive(entry, found.0.as_fd(), &found.1)
     }
 
-    /// Records both names before a rename. Preserves a file that the rename replaces. Does nothing if the call fails
-    /// because the file is missing, or because the names are on different file systems.
-    pub(super) fn rename(&mut self, from: &Entry, to: &Entry) -> Result<()> {
-        let Some(found) = open(from)? else { return Ok(()) };
-        let source = found.1;
-        if source.st_dev != descriptors::stat(to.directory.as_fd())?.st_dev {
+    /// Records both names before a rename. Preserves a file that the rename replaces. Does nothing if the call changes
+    /// nothing: because the file is missing, because the names are on different file systems or lead to the same file, or
+    /// because of the types of the files. A call that exchanges two names does not depend on the types.
+    pub(super) fn rename(&mut self, thread: Tid, from: &Entry, to: &Entry, is_exchange: bool) -> Result<()> {
+        let Some(source) = open(from)? else { return Ok(()) };
+        if source.1.st_dev != descriptors::stat(to.directory.as_fd())?.st_dev {
             return Ok(());
         }
+        if !is_exchange
+            && let Some(target) = open(to)?
+            && self.refuses_rename(thread, (from, &source), (to, &target))?
+        {
+            return Ok(());
+        }
+        self.replace(from, to)
+    }
+
+    /// Records both names before a rename. Preserves a file that the rename replaces.
+    pub(super) fn replace(&mut self, from: &Entry, to: &Entry) -> Result<()> {
+        let Some(found) = open(from)? else { return Ok(()) };
+        let source = found.1;
         self.name_of(from, Some(&found))?;
+        if self.unrefuse(to)? {
+            // Another thread may remove the file under its new name.
+            self.outlive(from, found.0.as_fd(), &source)?;
+        }
         let target = self.name(to)?;
         match target {
             Some((file, stat)) if (stat.st_dev, stat.st_ino) != (source.st_dev, source.st_ino) => {
