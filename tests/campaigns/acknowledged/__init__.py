@@ -1,0 +1,1 @@
+"""The parts of the campaign `tests/campaigns/servers.py`: servers with acknowledged requests, and how they are run."""
