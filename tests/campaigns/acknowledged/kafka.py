@@ -23,7 +23,7 @@ CLUSTER = "AAAAAAAAAAAAAAAAAAAAAA"
 class Kafka(Stored):
     name, needs = "kafka", {"java": "openjdk-17-jre-headless", "mvn": "maven"}
     artifacts = ("org.apache.kafka:kafka_2.13:3.7.0",)
-    start_limit_s, limit_s = 90, 300
+    start_limit_s, syncs = 90, False
 
     def prepare(self):
         self.controller = free_port()

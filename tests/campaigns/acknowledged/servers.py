@@ -18,6 +18,11 @@ class Stored(Service):
     """The common base class. Each acknowledged item must be found at the end."""
 
     durable, pace_s = True, 0.005
+    # Whether the server uses only TCP. Delayed output does not work for other sockets.
+    is_tcp = True
+    # Whether the server syncs its files before it replies. Without a policy by name, `undying run` rolls the files of
+    # other servers back.
+    syncs = True
     # Python modules from PyPI, and Maven artifacts, that the server needs: see `packages.py`.
     modules, artifacts = (), ()
     # The directory of these modules and artifacts.
@@ -51,7 +56,7 @@ class Script(Stored):
         return [sys.executable, os.path.join(HERE, "programs", self.source), str(self.port), *map(self.path, self.files_of)]
 
     def environment(self):
-        return {"PYTHONPATH": self.packages, "PYTHONDONTWRITEBYTECODE": "1"} if self.modules else {"PYTHONDONTWRITEBYTECODE": "1"}
+        return {"PYTHONDONTWRITEBYTECODE": "1", **({"PYTHONPATH": self.packages} if self.modules else {})}
 
     def put(self, number):
         if (said := self.connection.ask("put %d" % number)) != "ok %d" % number:
@@ -65,11 +70,11 @@ class Script(Stored):
 
 
 class Pages(Script):
-    name, source, files_of = "pages-2mib", "pages.py", ("data",)
+    name, source, files_of, syncs = "pages-2mib", "pages.py", ("data",), False
 
 
 class Mapped(Script):
-    name, source, files_of = "mapped-10mib", "mapped.py", ("map", "journal")
+    name, source, files_of, syncs = "mapped-10mib", "mapped.py", ("map", "journal"), False
 
 
 class DuckDb(Script):
@@ -120,13 +125,16 @@ class Slapd(Stored):
 class Dns(Stored):
     """A DNS server with dynamic updates over TCP. The client is nsupdate(1). A zone transfer lists the items."""
 
+    # The option of nsupdate(1) for the protocol. Without an option, nsupdate uses UDP.
+    protocol = ("-v",)
+
     zone = "$TTL 60\n@ IN SOA ns.field. root.field. 1 3600 600 86400 60\n@ IN NS ns.field.\nns IN A 127.0.0.1\n"
 
     def open(self):
         """Does nothing: each client program opens a connection."""
 
     def put(self, number):
-        self.client("nsupdate", "-v", "-t", "10", said="server 127.0.0.1 %d\nzone field\nupdate add item-%d.field. 60 A "
+        self.client("nsupdate", *self.protocol, "-t", "10", said="server 127.0.0.1 %d\nzone field\nupdate add item-%d.field. 60 A "
                     "10.%d.%d.%d\nsend\n" % (self.port, number, number >> 16, number >> 8 & 255, number & 255))
 
     def items(self):
@@ -154,6 +162,10 @@ class Bind(Dns):
 
     def command(self):
         return ["named", "-g", "-c", self.path("named.conf")]
+
+
+class BindUdp(Bind):
+    name, protocol, is_tcp = "bind-udp", (), False
 
 
 class Knot(Dns):
@@ -265,4 +277,4 @@ queue_run_delay = 2s
         return found
 
 
-KINDS = (Pages, Mapped, DuckDb, Slapd, Bind, Knot, Postfix)
+KINDS = (Pages, Mapped, DuckDb, Slapd, Bind, BindUdp, Knot, Postfix)

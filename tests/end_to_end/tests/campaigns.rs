@@ -94,3 +94,9 @@ fn clients_of_components_that_are_killed_are_never_refused() {
         &["redis-server"],
     );
 }
+
+#[test]
+fn servers_that_are_killed_lose_no_acknowledged_request() {
+    let words = ["--kills", "4", "--only", "pages-2mib", "mapped-10mib", "--mode", "committed"];
+    short_form("servers.py", &words, &[]);
+}
