@@ -38,8 +38,10 @@ const LINK: &str = ".link";
 /// How a bound socket is reached while the other sockets are built.
 #[derive(Debug, Default)]
 pub(super) struct Bound {
-    /// The file of the socket; `None` for an address that is not a path.
+    /// The file of a socket that the restore has bound; `None` for an address that is not a path.
     file: Option<PrivateFile>,
+    /// The file of a kept listener. The file has its names already.
+    kept: Option<OwnedFd>,
 }
 
 /// The file of a socket. It is in a private directory until all sockets are connected.
@@ -53,10 +55,15 @@ struct PrivateFile {
 }
 
 impl Bound {
+    /// Returns how a kept listener is reached. Its address can be relative to a working directory of the program.
+    pub(super) fn of_kept(listener: BorrowedFd<'_>) -> Result<Self> {
+        Ok(Self { file: None, kept: socket::bound_file(listener)? })
+    }
+
     /// Returns an address that leads to the socket in every process with the descriptors of this process.
     pub(super) fn address(&self, name: &SocketAddress) -> SocketAddress {
-        let Some(PrivateFile { file, .. }) = &self.file else { return name.clone() };
-        address_of(file.as_fd())
+        let file = self.file.as_ref().map(|private| &private.file).or(self.kept.as_ref());
+        file.map_or_else(|| name.clone(), |file| address_of(file.as_fd()))
     }
 }
 
@@ -89,7 +96,7 @@ pub(super) fn bind(socket: BorrowedFd<'_>, name: &SocketAddress, file: Option<&B
     // Any user of the subject must be able to connect again. The private directory keeps other users out.
     chmod(own_link(&file), Mode::from_raw_mode(0o666))
         .map_err(|errno| Error::path("set the mode of", &inside, errno))?;
-    Ok(Bound { file: Some(PrivateFile { private, inside, file, saved }) })
+    Ok(Bound { file: Some(PrivateFile { private, inside, file, saved }), kept: None })
 }
 
 /// Binds a temporary listener of past connections. If another file has the listener's name, the listener is bound

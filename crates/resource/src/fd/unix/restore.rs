@@ -108,7 +108,7 @@ impl Builder<'_, '_> {
         for id in self.order {
             let state = &self.states[id];
             if state.is_listening() {
-                if let Some(kept) = self.take_kept(*id) {
+                if let Some(kept) = self.take_kept(*id)? {
                     self.context.created.insert(*id, kept);
                     continue;
                 }
@@ -123,18 +123,20 @@ impl Builder<'_, '_> {
 
     /// Returns the kept listener of a socket. Returns `None` if no listener was kept, or if the names of its file now
     /// lead to another file. Several listeners can have the same relative address, so the file is compared as well.
-    fn take_kept(&mut self, id: DescriptionId) -> Option<OwnedFd> {
+    fn take_kept(&mut self, id: DescriptionId) -> Result<Option<OwnedFd>> {
         let state = &self.states[&id];
         let local = state.local();
         if !state.is_named() {
-            return None;
+            return Ok(None);
         }
         let names = state.file_names();
         let suits = |kept: &OwnedFd| !is_path(&local) || held_listener::has_its_file(kept, &names);
-        let kept = held_listener::take(self.context.held, state.family, &local, suits)?;
-        self.names.insert(id, Bound::default());
+        let Some(kept) = held_listener::take(self.context.held, state.family, &local, suits) else {
+            return Ok(None);
+        };
+        self.names.insert(id, Bound::of_kept(kept.as_fd())?);
         self.kept.insert(id);
-        Some(kept)
+        Ok(Some(kept))
     }
 
     /// Binds a socket to its name, if it has a name.

@@ -495,6 +495,30 @@ fn held_listeners_with_relative_addresses_are_found_by_their_files() {
     }
 }
 
+/// A client inside the subject waits in a kept listener whose address is relative to a directory of the program.
+#[test]
+fn a_waiting_client_reaches_a_held_listener_with_a_relative_address() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let bound = sys::working_directory::within(folder.path(), || UnixListener::bind("x"));
+    let listener = bound.unwrap().unwrap();
+    let client = UnixStream::connect(folder.path().join("x")).unwrap();
+    let records = capture(&Unix, &describe_all(&[listener.as_fd(), client.as_fd()]), false).unwrap();
+    drop(client);
+    let mut held = vec![OwnedFd::from(listener)];
+    let mut created = restore_with_held(&records, &mut held);
+    assert!(held.is_empty(), "the kept listener was not taken");
+    let listener = UnixListener::from(created.remove(&records[0].id).unwrap());
+    let mut client = UnixStream::from(created.remove(&records[1].id).unwrap());
+    // The dead client waits in the kept listener, too.
+    let [mut dead, mut accepted] = [(); 2].map(|()| listener.accept().unwrap().0);
+    let mut said = [0_u8; 5];
+    assert_eq!(dead.read(&mut said).unwrap(), 0);
+    client.write_all(b"hello").unwrap();
+    accepted.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"hello");
+}
+
 /// A checkpoint between bind(2) and listen(2): the kept listener is the later state of the same socket.
 #[test]
 fn the_file_of_a_held_listener_does_not_refuse_the_socket_that_did_not_listen_yet() {
