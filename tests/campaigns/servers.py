@@ -2,16 +2,18 @@
 """Does a server lose an acknowledged request when it is killed under `undying`, that it would keep without `undying`?
 
 Eight servers store numbered items: a server that rewrites 2 MiB of a file for each request, a server that maps 10 MiB
-shared and writable, DuckDB, slapd, BIND (also over UDP) and Knot DNS with dynamic updates, Postfix, and Kafka. Clients outside of the
-process tree record each acknowledged item. The root process of the server is killed with SIGKILL at random moments of a
-printed seed. After each kill, the server must answer again, and must have each item that it has acknowledged.
+shared and writable, DuckDB, slapd, BIND and Knot DNS with dynamic updates (BIND also over UDP), Postfix, and Kafka.
+Clients outside of the process tree record each acknowledged item. The root process of the server is killed with SIGKILL
+at random moments of a printed seed. After each kill, the server must answer again, and must have each item that it has
+acknowledged.
 
-There are five modes:
+There are six modes:
 
 - bare: without `undying`. The campaign starts the server again after each kill.
 - run: `undying run --restart-from beginning`, the advice of docs/operating/files.md for such servers.
 - fresh: `undying run --files fresh`, the other advice of this page.
 - default: `undying run` without a policy for files.
+- stateless: `undying up` with `policy = "stateless"`, the advice of this page for a system.
 - committed: `undying up` with `output = "committed"`.
 
 A row *holds* if all kills were made and no acknowledged item is lost. In the mode `default`, servers that do not sync

@@ -23,9 +23,7 @@ store = {store}
 command = {command}
 directory = {directory}
 environment = {environment}
-policy = "checkpointed"
-every = "{every}"
-output = "committed"
+{keys}
 ready = {{ tcp = "127.0.0.1:{port}" }}
 restart = {{ max = "100000/1m", backoff = "10ms..50ms" }}
 log = "server.log"
@@ -122,17 +120,17 @@ class Fresh(Guarded):
         return ["--every", self.program.every, "--files", "fresh"]
 
 
-class Committed(Guarded):
-    """The server as a component of `undying up`, with delayed output."""
+class Component(Guarded):
+    """The server as a component of `undying up`."""
 
-    every = "20ms"
+    keys = None
 
     def start(self):
         program = self.program
         environment = "{ %s }" % ", ".join("%s = %s" % (name, json.dumps(value))
                                            for name, value in program.environment().items())
         text = SYSTEM.format(store=json.dumps(self.undying.store), command=json.dumps([*map(str, program.command())]),
-                             directory=json.dumps(program.folder), environment=environment, every=self.every,
+                             directory=json.dumps(program.folder), environment=environment, keys=self.keys,
                              port=program.port)
         path = os.path.join(self.undying.folder, "system.toml")
         with open(path, "w") as file:
@@ -140,4 +138,17 @@ class Committed(Guarded):
         self.guardian = spawn(self.undying.words("up", path), self.undying.folder, {}, self.log)
 
 
-MODES = {"bare": Bare, "run": Beginning, "fresh": Fresh, "default": Guarded, "committed": Committed}
+class Stateless(Component):
+    keys = 'policy = "stateless"'
+
+    def await_protected(self):
+        """Does nothing: this policy takes no checkpoints."""
+
+
+class Committed(Component):
+    """The component is checkpointed, and its output is delayed."""
+
+    keys = 'policy = "checkpointed"\nevery = "20ms"\noutput = "committed"'
+
+
+MODES = {"bare": Bare, "run": Beginning, "fresh": Fresh, "default": Guarded, "stateless": Stateless, "committed": Committed}
