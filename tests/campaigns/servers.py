@@ -7,12 +7,13 @@ Clients outside of the process tree record each acknowledged item. The root proc
 at random moments of a printed seed. After each kill, the server must answer again, and must have each item that it has
 acknowledged.
 
-There are six modes:
+There are seven modes:
 
 - bare: without `undying`. The campaign starts the server again after each kill.
 - run: `undying run --restart-from beginning`, the advice of docs/operating/files.md for such servers.
 - fresh: `undying run --files fresh`, the other advice of this page.
 - default: `undying run` without a policy for files.
+- held: `undying run --output committed`.
 - stateless: `undying up` with `policy = "stateless"`, the advice of this page for a system.
 - committed: `undying up` with `output = "committed"`.
 
@@ -100,7 +101,7 @@ def main():
     about, rows = table.head(seed), []
     print("\n".join("%s: %s" % item for item in about.items()), flush=True)
     for kind in kinds:
-        for mode in (mode for mode in chosen.mode if kind.is_tcp or mode != "committed"):
+        for mode in (mode for mode in chosen.mode if kind.is_tcp or mode not in ("held", "committed")):
             rows.append(row_of(kind, mode, chosen))
             print("%-14s %-10s %2d kills  %5d acknowledged  %3d lost  %2d restored  %2d fresh  %5.1f s  %s" % (
                 *(cells(rows[-1])[place] for place in (0, 2, 3, 4, 5, 6, 7, 8)), cells(rows[-1])[-1]), flush=True)

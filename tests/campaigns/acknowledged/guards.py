@@ -120,6 +120,13 @@ class Fresh(Guarded):
         return ["--every", self.program.every, "--files", "fresh"]
 
 
+class Held(Guarded):
+    """The server under `undying run` with delayed output."""
+
+    def options(self):
+        return ["--every", "20ms", "--output", "committed"]
+
+
 class Component(Guarded):
     """The server as a component of `undying up`."""
 
@@ -151,4 +158,5 @@ class Committed(Component):
     keys = 'policy = "checkpointed"\nevery = "20ms"\noutput = "committed"'
 
 
-MODES = {"bare": Bare, "run": Beginning, "fresh": Fresh, "default": Guarded, "stateless": Stateless, "committed": Committed}
+MODES = {"bare": Bare, "run": Beginning, "fresh": Fresh, "default": Guarded, "held": Held, "stateless": Stateless,
+         "committed": Committed}
