@@ -49,7 +49,7 @@ use crate::error::{Result, UndoError};
 use crate::key::{FileKey, Time};
 use crate::log::journal::{self, Begun, Journal};
 pub use crate::log::journal::{Conflicts, Durability};
-use crate::log::reader::{self, End, ReadEpoch, ReadLog};
+use crate::log::reader::{self, Depth, End, ReadEpoch, ReadLog};
 use crate::log::record::{self, Alias, AnyRecord, Broken, Header, Idle};
 use crate::log::storage::{DiskStorage, Storage};
 use crate::log::target::{self, Target};
@@ -80,7 +80,7 @@ pub fn reachable(directory: &Path) -> Result<(Vec<Sequence>, Option<String>)> {
 /// Returns the files that may have changed undetected since a checkpoint. A rollback with the log in `directory` does
 /// not change these files.
 pub fn uncovered_since(directory: &Path, to: Sequence) -> Result<Vec<PathBuf>> {
-    let log = reader::read(&DiskStorage::open(directory)?)?;
+    let log = reader::read(&DiskStorage::open(directory)?, Depth::Newest)?;
     let Some(first) = position(&log, to) else { return Ok(Vec::new()) };
     let records = log.epochs[first..].iter().flat_map(|epoch| &epoch.records);
     let uncovered = records.filter_map(|entry| match &entry.record {
@@ -174,7 +174,7 @@ pub enum Standing {
 /// writes the log.
 pub fn standing(directory: &Path) -> Result<Standing> {
     let storage = DiskStorage::open(directory)?;
-    let log = reader::read(&storage)?;
+    let log = reader::read(&storage, Depth::Newest)?;
     // A rollback only begins after the end of the subject.
     if journal::read(&storage, &log)?.is_some() {
         return Ok(Standing::Complete);
@@ -190,7 +190,7 @@ pub fn standing(directory: &Path) -> Result<Standing> {
 /// watched. No rollback is possible afterwards.
 pub fn give_up(directory: &Path, why: &str) -> Result<()> {
     let storage = DiskStorage::open(directory)?;
-    let log = reader::read(&storage)?;
+    let log = reader::read(&storage, Depth::Newest)?;
     let Some(newest) = log.epochs.last().filter(|newest| newest.broken.is_none()) else { return Ok(()) };
     let file = storage.open(&epoch_name(newest.ordinal))?;
     let frame = record::frame(&Broken { why: why.to_owned() }, &[]);
@@ -212,7 +212,7 @@ pub fn remove(directory: &Path) -> Result<()> {
 }
 
 pub(crate) fn reachable_on(storage: &dyn Storage) -> Result<(Vec<Sequence>, Option<String>)> {
-    let log = reader::read(storage)?;
+    let log = reader::read(storage, Depth::All)?;
     let boot = storage.boot()?;
     let Some(begun) = journal::read(storage, &log)? else { return Ok(log.reachable(&boot)) };
     let trusted = if begun.is_durable || begun.last_boot == boot { &begun.boot } else { &boot };
@@ -299,7 +299,7 @@ struct Rollback {
 
 impl Rollback {
     fn find(storage: &dyn Storage, to: Sequence, conflicts: Conflicts) -> Result<Self> {
-        let log = reader::read(storage)?;
+        let log = reader::read(storage, Depth::DownTo(to))?;
         let boot = storage.boot()?;
         let begun = journal::read(storage, &log)?;
         let mut trusted = &boot;
@@ -408,7 +408,7 @@ impl Rollback {
             storage.sync()?;
         }
         Journal::remove(storage)?;
-        remove_leftovers(storage, &reader::read(storage)?)
+        remove_leftovers(storage, &reader::read(storage, Depth::Newest)?)
     }
 }
 

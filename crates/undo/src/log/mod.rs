@@ -34,7 +34,7 @@ use crate::error::{Result, UndoError};
 pub use files::UNWATCHED;
 pub(crate) use files::epoch_name;
 use files::{clear_mark, new_file};
-use reader::{End, ReadEpoch};
+use reader::{Depth, End, ReadEpoch};
 use record::{AnyRecord, Kind};
 use removal::kept_of;
 pub(crate) use removal::{clear, remove_leftovers};
@@ -130,7 +130,7 @@ impl UndoLog {
     }
 
     pub(crate) fn open_on(storage: Box<dyn Storage>, bytes_max: ByteCount) -> Result<Self> {
-        let read = reader::read(&*storage)?;
+        let read = reader::read(&*storage, Depth::Newest)?;
         let Some(present) = read.epochs.last() else {
             return Err(UndoError::NoLog { directory: storage.path() });
         };

@@ -24,6 +24,19 @@ use crate::key::Time;
 
 /// The number of bytes that one read requests.
 const WINDOW_BYTES: usize = 1 << 20;
+/// The number of bytes that one read requests if the data between records is skipped.
+const WINDOW_OF_RECORDS_BYTES: usize = 4 << 10;
+
+/// Which epochs are read with their data, so that damage is found in all of them. Of older epochs, only the records are
+/// read, without a check of their checksums. A long run can have gigabytes of data in old epochs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Depth {
+    All,
+    /// All epochs since this checkpoint.
+    DownTo(Sequence),
+    /// The newest epoch.
+    Newest,
+}
 
 /// The content of a log.
 #[derive(Debug)]
@@ -155,20 +168,27 @@ impl ReadEpoch {
 /// # Errors
 ///
 /// A file cannot be read. Damaged content is not an error: the damaged epoch is broken.
-pub(crate) fn read(storage: &dyn Storage) -> Result<ReadLog> {
+pub(crate) fn read(storage: &dyn Storage, depth: Depth) -> Result<ReadLog> {
     let mut ordinals = ordinals(storage)?;
     ordinals.sort_unstable();
     let mut epochs = Vec::new();
     let mut leftovers = Vec::new();
     let mut wanted = None;
+    let mut is_deep = true;
     while let Some(ordinal) = ordinals.pop() {
         if wanted.is_some_and(|wanted| ordinal != wanted) {
             leftovers.push(ordinal);
             continue;
         }
         let file = storage.open(&epoch_name(ordinal))?;
-        let Some(epoch) = read_epoch(&*file, ordinal, wanted.is_none())? else { continue };
+        let is_newest = wanted.is_none();
+        let Some(epoch) = read_epoch(&*file, ordinal, is_newest, is_deep)? else { continue };
         wanted = Some(epoch.after);
+        is_deep &= match depth {
+            Depth::All => true,
+            Depth::DownTo(sequence) => !epoch.sequences.contains(&sequence),
+            Depth::Newest => false,
+        };
         epochs.push(epoch);
     }
     let mut end_seen = None;
@@ -209,10 +229,10 @@ fn read_mark(storage: &dyn Storage) -> Result<Mark> {
     })
 }
 
-/// Reads the file of one epoch. Returns `None` for a file without a complete header that was created in advance for the
-/// next epoch.
-fn read_epoch(file: &dyn LogFile, ordinal: u64, is_newest: bool) -> Result<Option<ReadEpoch>> {
-    let mut frames = Frames { file, length: file.length()?, window: Vec::new(), start: 0 };
+/// Reads the file of one epoch; with `is_deep`, also its data, and checks the checksums. Returns `None` for a file without
+/// a complete header that was created in advance for the next epoch.
+fn read_epoch(file: &dyn LogFile, ordinal: u64, is_newest: bool, is_deep: bool) -> Result<Option<ReadEpoch>> {
+    let mut frames = Frames { is_deep, ..Frames::of(file)? };
     let mut epoch = ReadEpoch { ordinal, ..ReadEpoch::default() };
     match frames.next(0)? {
         Frame::End | Frame::Torn if is_newest => return Ok(None),
@@ -250,7 +270,7 @@ fn read_epoch(file: &dyn LogFile, ordinal: u64, is_newest: bool) -> Result<Optio
 /// Reads the records of a small file of frames, and stops before the first torn or damaged frame. Also returns the
 /// offset after the last complete frame.
 pub(crate) fn read_frames(file: &dyn LogFile) -> Result<(Vec<AnyRecord>, u64)> {
-    let mut frames = Frames { file, length: file.length()?, window: Vec::new(), start: 0 };
+    let mut frames = Frames::of(file)?;
     let (mut records, mut at) = (Vec::new(), 0);
     while let Frame::Whole(entry, end) = frames.next(at)? {
         records.push(entry.record);
@@ -273,9 +293,15 @@ struct Frames<'a> {
     length: u64,
     window: Vec<u8>,
     start: u64,
+    /// Whether data is read, and checksums are checked.
+    is_deep: bool,
 }
 
-impl Frames<'_> {
+impl<'a> Frames<'a> {
+    fn of(file: &'a dyn LogFile) -> Result<Self> {
+        Ok(Self { file, length: file.length()?, window: Vec::new(), start: 0, is_deep: true })
+    }
+
     fn next(&mut self, at: u64) -> Result<Frame> {
         let rest = self.length.saturating_sub(at);
         if rest == 0 {
@@ -295,15 +321,17 @@ impl Frames<'_> {
             return Ok(Frame::Torn);
         }
         let bytes = self.bytes(at + HEAD_BYTES as u64, record)?.to_vec();
-        let mut sum = crc32c::crc32c_append(crc32c::crc32c(&head[..8]), &bytes);
-        let mut offset = data_offset;
-        while offset < end {
-            let part = self.bytes(offset, WINDOW_BYTES.min((end - offset) as usize))?;
-            sum = crc32c::crc32c_append(sum, part);
-            offset += part.len() as u64;
-        }
-        if head[8..] != sum.to_le_bytes() {
-            return Ok(Frame::Bad("it holds a damaged record".to_owned()));
+        if self.is_deep {
+            let mut sum = crc32c::crc32c_append(crc32c::crc32c(&head[..8]), &bytes);
+            let mut offset = data_offset;
+            while offset < end {
+                let part = self.bytes(offset, WINDOW_BYTES.min((end - offset) as usize))?;
+                sum = crc32c::crc32c_append(sum, part);
+                offset += part.len() as u64;
+            }
+            if head[8..] != sum.to_le_bytes() {
+                return Ok(Frame::Bad("it holds a damaged record".to_owned()));
+            }
         }
         Ok(match record::decode(&bytes) {
             Ok(record) => Frame::Whole(Entry { record, data_offset, data_length: data as u64 }, end),
@@ -316,7 +344,8 @@ impl Frames<'_> {
         let end = at + length as u64;
         if at < self.start || end > self.start + self.window.len() as u64 {
             let rest = usize::try_from(self.length - at).unwrap_or(usize::MAX);
-            self.window.resize(length.max(WINDOW_BYTES.min(rest)), 0);
+            let window = if self.is_deep { WINDOW_BYTES } else { WINDOW_OF_RECORDS_BYTES };
+            self.window.resize(length.max(window.min(rest)), 0);
             let read = self.file.read(at, &mut self.window)?;
             self.window.truncate(read);
             self.start = at;

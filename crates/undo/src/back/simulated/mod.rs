@@ -18,6 +18,7 @@ use self::subject::{Picture, Subject, difference, picture};
 use super::{Conflicts, Durability, Terms, go_back_on, reachable_on};
 use crate::error::UndoError;
 use crate::log::UndoLog;
+use crate::log::reader;
 
 const SCHEDULES: u64 = 10_000;
 /// Maximum number of interrupted attempts at one rollback.
@@ -244,7 +245,7 @@ impl<'a> Schedule<'a> {
                 "inode {inode}: {found:?}, had {data:?}"
             );
         }
-        assert!(crate::log::reader::read(&self.disk).unwrap().leftovers.is_empty());
+        assert!(reader::read(&self.disk, reader::Depth::All).unwrap().leftovers.is_empty());
         if self.disk.names_of(LOG).iter().filter(|name| name.ends_with(b".epoch")).count() == 1 {
             assert!(self.disk.names_of(KEPT).is_empty());
         }
