@@ -547,3 +547,37 @@ fn a_file_that_the_subject_may_not_write_any_more_is_not_rolled_back() {
     let error = watch.go_back(Sequence(0), &[]).unwrap_err();
     assert!(matches!(&error, UndoError::Conflict { .. }), "{error}");
 }
+
+/// The rights of the subject permit these calls, and the present names make them fail.
+#[test]
+fn calls_that_fail_because_of_the_present_names_leave_no_trace() {
+    if let Some(missing) = unsupported() {
+        return println!("unsupported: {missing}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
+    let root = place.path().join("files");
+    fs::create_dir_all(root.join("full")).unwrap();
+    fs::create_dir(root.join("empty")).unwrap();
+    for name in ["f0", "f1", "f2", "f3", "full/f", "foreign"] {
+        fs::write(root.join(name), "at first").unwrap();
+    }
+    fs::hard_link(root.join("f3"), root.join("f3 again")).unwrap();
+    fs::set_permissions(root.join("foreign"), Permissions::from_mode(0o666)).unwrap();
+    for name in ["", "full", "empty", "f0", "f1", "f2", "f3"] {
+        chown(root.join(name), Some(61001), Some(61001)).unwrap();
+    }
+    let watch = watch(place.path());
+    let mut subject = Subject::start(&watch, "refused.py", &[root.to_str().unwrap()]);
+    assert_eq!(subject.next(), "", "a call has changed something");
+    for name in ["f0", "f1", "f2", "f3", "full", "empty"] {
+        fs::rename(root.join(name), root.join(format!("{name} of root"))).unwrap();
+    }
+    fs::write(root.join("foreign"), "by root").unwrap();
+    let before = picture(&root);
+    subject.kill();
+    watch.subject_ended().unwrap();
+    assert_eq!(watch.report().last_break, None);
+    watch.go_back(Sequence(0), &[]).unwrap();
+    assert!(before == picture(&root), "{before:?}\n{:?}", picture(&root));
+}

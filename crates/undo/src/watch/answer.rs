@@ -35,6 +35,8 @@ const OPEN_HOW_BYTES: usize = 24;
 /// Length of `struct sockaddr_un` (family and path), in bytes.
 const SOCKET_ADDRESS_BYTES: usize = 110;
 const FAMILY_BYTES: usize = 2;
+/// Length of `struct timespec` in bytes.
+const TIMESPEC_BYTES: usize = 16;
 const AF_UNIX: u16 = 1;
 
 impl State {
@@ -351,7 +353,10 @@ fn write_of_open(flags: OFlags) -> Write {
 fn needs_of(thread: Tid, attribute: Attribute) -> Option<(Need, Aspects)> {
     Some(match attribute {
         Attribute::Mode | Attribute::Owner { .. } => (Need::Change(attribute), Aspects::RIGHTS),
-        Attribute::Times => (Need::Change(attribute), Aspects::TIMES),
+        Attribute::Times { values, is_fine } => {
+            let is_explicit = values.is_some_and(|values| !(is_fine && is_present(thread, values)));
+            (Need::SetTimes { is_explicit }, Aspects::TIMES)
+        }
         Attribute::Flags => (Need::Change(attribute), Aspects::NONE),
         Attribute::Extended(name) => {
             let name = paths::read(thread, name).ok()?.into_os_string().into_vec();
@@ -359,6 +364,14 @@ fn needs_of(thread: Tid, attribute: Attribute) -> Option<(Need, Aspects)> {
             (Need::ChangeExtended(name), aspects)
         }
     })
+}
+
+/// Reports whether both times at an address mean the present time.
+fn is_present(thread: Tid, values: Address) -> bool {
+    let mut bytes = [0; 2 * TIMESPEC_BYTES];
+    let is_read = process_memory::read(Pid(thread.get()), values, &mut bytes).is_ok();
+    let present = libc::UTIME_NOW.to_ne_bytes();
+    is_read && bytes.chunks(TIMESPEC_BYTES).all(|time| time[TIMESPEC_BYTES / 2..] == present)
 }
 
 /// Works like `passed` for a query with the rights of a thread. Returns `None` if the thread has no permission.

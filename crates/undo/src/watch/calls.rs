@@ -40,8 +40,10 @@ pub(super) enum Attribute {
     Mode,
     /// The owner and the group. `None` means that the call does not change this id.
     Owner { user: Option<u32>, group: Option<u32> },
-    /// The access time and the modification time.
-    Times,
+    /// The access time and the modification time. The values are at this address in the memory of the subject; `None`
+    /// means the present time. `is_fine` means that the values are of the type `struct timespec`, which has a value for
+    /// the present time.
+    Times { values: Option<Address>, is_fine: bool },
     /// The extended attribute whose name is at this address in the memory of the subject.
     Extended(Address),
     /// Flags and numbers that a rollback does not restore.
@@ -213,10 +215,14 @@ fn attributes_of(call: &Call) -> Option<Change> {
     let a = &call.arguments;
     let owner = |user: u64, group: u64| Attribute::Owner { user: id(user), group: id(group) };
     let extended = |name: u64| Attribute::Extended(Address(name));
+    let times = |values: u64| Attribute::Times {
+        values: (values != 0).then_some(Address(values)),
+        is_fine: call.number == libc::SYS_utimensat,
+    };
     let (file, attribute) = match call.number {
         libc::SYS_chmod => (FileAt::Path(at_cwd(a[0])), Attribute::Mode),
         libc::SYS_chown => (FileAt::Path(at_cwd(a[0])), owner(a[1], a[2])),
-        libc::SYS_utime | libc::SYS_utimes => (FileAt::Path(at_cwd(a[0])), Attribute::Times),
+        libc::SYS_utime | libc::SYS_utimes => (FileAt::Path(at_cwd(a[0])), times(a[1])),
         libc::SYS_lchown => (FileAt::Path(at_cwd(a[0]).no_follow()), owner(a[1], a[2])),
         libc::SYS_fchmod => (descriptor(a[0]), Attribute::Mode),
         libc::SYS_fchown => (descriptor(a[0]), owner(a[1], a[2])),
@@ -224,9 +230,9 @@ fn attributes_of(call: &Call) -> Option<Change> {
         libc::SYS_fchmodat => (FileAt::Path(at(a[0], a[1])), Attribute::Mode),
         libc::SYS_fchmodat2 => (FileAt::Path(at(a[0], a[1]).flagged(a[3])), Attribute::Mode),
         libc::SYS_fchownat => (FileAt::Path(at(a[0], a[1]).flagged(a[4])), owner(a[2], a[3])),
-        libc::SYS_utimensat | libc::SYS_futimesat if a[1] == 0 => (descriptor(a[0]), Attribute::Times),
-        libc::SYS_utimensat => (FileAt::Path(at(a[0], a[1]).flagged(a[3])), Attribute::Times),
-        libc::SYS_futimesat => (FileAt::Path(at(a[0], a[1])), Attribute::Times),
+        libc::SYS_utimensat | libc::SYS_futimesat if a[1] == 0 => (descriptor(a[0]), times(a[2])),
+        libc::SYS_utimensat => (FileAt::Path(at(a[0], a[1]).flagged(a[3])), times(a[2])),
+        libc::SYS_futimesat => (FileAt::Path(at(a[0], a[1])), times(a[2])),
         libc::SYS_setxattr | libc::SYS_removexattr => (FileAt::Path(at_cwd(a[0])), extended(a[1])),
         libc::SYS_lsetxattr | libc::SYS_lremovexattr => {
             (FileAt::Path(at_cwd(a[0]).no_follow()), extended(a[1]))
@@ -344,7 +350,8 @@ mod tests {
     #[test]
     fn times_of_a_descriptor_have_no_path() {
         let change = call(libc::SYS_utimensat, [4, 0, 0, 0, 0, 0]);
-        assert_eq!(change, Change::Attributes(FileAt::Descriptor(Fd(4)), Attribute::Times));
+        let present = Attribute::Times { values: None, is_fine: true };
+        assert_eq!(change, Change::Attributes(FileAt::Descriptor(Fd(4)), present));
     }
 
     #[test]

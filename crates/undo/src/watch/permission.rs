@@ -32,6 +32,8 @@ pub(super) enum Need {
     Write(Write),
     /// Change an attribute.
     Change(Attribute),
+    /// Set the times of a file, to the present time or to explicit times.
+    SetTimes { is_explicit: bool },
     /// Change the extended attribute with this name.
     ChangeExtended(Vec<u8>),
     /// Add a name to the file.
@@ -56,7 +58,10 @@ pub(super) fn is_permitted(rights: &Rights, place: &Place, need: &Need) -> Resul
         (Place::Entry(entry), Need::Create) => permits_names(rights, entry),
         (Place::Entry(entry), Need::Remove) => may_remove(rights, entry),
         (Place::Entry(entry), Need::Write(write)) => may_open(rights, entry, *write),
-        (Place::Entry(entry), Need::Change(_) | Need::ChangeExtended(_) | Need::Link) => match entry.open() {
+        (
+            Place::Entry(entry),
+            Need::Change(_) | Need::SetTimes { .. } | Need::ChangeExtended(_) | Need::Link,
+        ) => match entry.open() {
             Ok(file) => may_change(rights, file.as_fd(), need),
             Err(Errno::NOENT) => Ok(false),
             Err(errno) => Err(errno),
@@ -135,13 +140,18 @@ fn may_change(rights: &Rights, file: BorrowedFd<'_>, need: &Need) -> Result<bool
         Need::Change(Attribute::Mode | Attribute::Flags) => Ok(rights.owns(owner)),
         Need::Change(Attribute::Owner { user: None, group: None }) => Ok(rights.owns(owner)),
         Need::Change(Attribute::Owner { user, group }) => Ok(rights.may_give(owner, *user, *group)),
+        Need::SetTimes { is_explicit: true } => Ok(rights.owns(owner)),
         // A thread that may write the file may set the times to the present time.
-        Need::Change(Attribute::Times) => Ok(rights.owns(owner) || permits(rights, file, Access::WRITE)?),
+        Need::SetTimes { is_explicit: false } => {
+            Ok(rights.owns(owner) || permits(rights, file, Access::WRITE)?)
+        }
         Need::ChangeExtended(name) => may_change_extended(rights, file, &stat, name),
         Need::Link => may_link(rights, file, &stat),
-        Need::Change(Attribute::Extended(_)) | Need::Find | Need::Create | Need::Remove | Need::Write(_) => {
-            Ok(true)
-        }
+        Need::Change(Attribute::Times { .. } | Attribute::Extended(_))
+        | Need::Find
+        | Need::Create
+        | Need::Remove
+        | Need::Write(_) => Ok(true),
     }
 }
 
