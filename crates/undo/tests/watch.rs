@@ -275,14 +275,14 @@ fn files_go_back_to_any_checkpoint_of_any_incarnation() {
 /// Number of files that `crossing.py` renames to one name.
 const CROSSINGS: usize = 300;
 
-#[test]
-fn a_file_that_is_moved_to_a_name_while_that_is_opened_goes_back() {
+/// Lets a program change files while another process of the program uses the same names, and rolls the files back.
+fn race_goes_back(program: &str) {
     if let Some(missing) = Watch::missing() {
         return println!("unsupported: {missing}");
     }
     let place = tempfile::tempdir().unwrap();
     let (watch, root) = watch(place.path(), ROOMY);
-    let mut subject = Subject::start(&watch, "crossing.py", &root, &[]);
+    let mut subject = Subject::start(&watch, program, &root, &[]);
     subject.order(CROSSINGS);
     subject.wait();
     let before = tree(&root);
@@ -293,6 +293,16 @@ fn a_file_that_is_moved_to_a_name_while_that_is_opened_goes_back() {
     watch.subject_ended().unwrap();
     watch.go_back(Sequence(1), &[]).unwrap();
     assert_eq!(difference(&before, &tree(&root)), None);
+}
+
+#[test]
+fn a_file_that_is_moved_to_a_name_while_that_is_opened_goes_back() {
+    race_goes_back("crossing.py");
+}
+
+#[test]
+fn calls_that_succeed_because_another_process_removes_a_name_go_back() {
+    race_goes_back("racing.py");
 }
 
 #[test]
