@@ -9,8 +9,7 @@ import signal
 import time
 
 from lib.system import Wrong, descendants, is_alive, wait_for
-from lib.trials import Outcome, Run, last_lines, spawn
-from lib.undying import Undying
+from lib.trials import Outcome, Run, spawn
 
 RETURN_LIMIT_S = 90
 # Pause before the next attempt to start a server that could not start. Used without `undying` only.

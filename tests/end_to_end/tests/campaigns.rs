@@ -97,6 +97,6 @@ fn clients_of_components_that_are_killed_are_never_refused() {
 
 #[test]
 fn servers_that_are_killed_lose_no_acknowledged_request() {
-    let words = ["--kills", "4", "--only", "pages-2mib", "mapped-10mib", "--mode", "committed"];
+    let words = ["--kills", "3", "--only", "mapped-10mib", "--mode", "held", "committed"];
     short_form("servers.py", &words, &[]);
 }
