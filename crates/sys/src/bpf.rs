@@ -1,6 +1,6 @@
 //! Programs and maps of BPF.
 //!
-//! Owns: bpf(2): loading programs, running a program once, attaching a program to a tracepoint, and hash maps.
+//! Owns: bpf(2): loading programs, running a program once, attaching a program to a tracepoint, hash maps, and arrays.
 //! Invariants: the kernel verifies every program before it can run. Programs read and do not change kernel structures.
 //! A program that is attached stays attached as long as its link is open.
 //! Does not: contain programs; the modules that use this module do.
@@ -12,6 +12,7 @@
 
 pub(crate) mod assembler;
 pub(crate) mod types;
+pub(crate) mod words;
 
 use std::ffi::CStr;
 use std::mem::{offset_of, size_of};
@@ -26,6 +27,7 @@ const MAP_DELETE_ELEM: i32 = 3;
 const MAP_LOOKUP_BATCH: i32 = 24;
 const PROG_LOAD: i32 = 5;
 const PROG_RUN: i32 = 10;
+const OBJ_GET_INFO_BY_FD: i32 = 15;
 const RAW_TRACEPOINT_OPEN: i32 = 17;
 
 const HASH: u32 = 1;
@@ -197,10 +199,34 @@ impl CalledProgram {
     }
 }
 
+/// Arguments of BPF_OBJ_GET_INFO_BY_FD.
+#[repr(C)]
+struct InfoArguments {
+    descriptor: u32,
+    bytes: u32,
+    info: u64,
+}
+
+const _: () = assert!(size_of::<InfoArguments>() == 16);
+const _: () = assert!(offset_of!(InfoArguments, info) == 8);
+
+/// The first fields of `struct bpf_prog_info`.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramInfo {
+    other: [u64; 26],
+    /// Number of times that the program was due and did not run.
+    misses: u64,
+}
+
+const _: () = assert!(size_of::<ProgramInfo>() == 216);
+const _: () = assert!(offset_of!(ProgramInfo, misses) == 208);
+
 /// A program that runs each time that the kernel passes a tracepoint. The program is detached when this value is
 /// dropped.
 #[derive(Debug)]
 pub(crate) struct AttachedProgram {
+    program: OwnedFd,
     _link: OwnedFd,
 }
 
@@ -217,7 +243,22 @@ impl AttachedProgram {
         };
         // SAFETY: the name is a string that outlives the call.
         let link = unsafe { bpf(RAW_TRACEPOINT_OPEN, &mut arguments) }.map(owned).map_err(failed)?;
-        Ok(Self { _link: link })
+        Ok(Self { program, _link: link })
+    }
+
+    /// Returns how many times the program was due and did not run. The kernel does not run a program that already runs
+    /// on the same processor.
+    pub(crate) fn misses(&self) -> Result<u64> {
+        let mut info = ProgramInfo::default();
+        let mut arguments = InfoArguments {
+            descriptor: self.program.as_raw_fd() as u32,
+            bytes: size_of::<ProgramInfo>() as u32,
+            info: (&raw mut info) as u64,
+        };
+        // SAFETY: the address leads to `bytes` bytes that the kernel may write. All of them are integers.
+        let outcome = unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut arguments) };
+        outcome.map_err(|errno| Error::new("read how often a program of BPF was missed", errno))?;
+        Ok(info.misses)
     }
 }
 

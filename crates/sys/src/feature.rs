@@ -55,6 +55,8 @@ pub enum Feature {
     TaskReader,
     /// Observing when process trees send data over sockets.
     SendObserver,
+    /// Reports of pages of files that turn dirty.
+    DirtyTracker,
     /// Reports of the start and the death of processes.
     ProcessEvents,
     /// Reports of system calls that change files, before the change.
@@ -88,6 +90,7 @@ impl Feature {
             Self::Cachestat => "cachestat",
             Self::TaskReader => "task-reader",
             Self::SendObserver => "send-observer",
+            Self::DirtyTracker => "dirty-tracker",
             Self::ProcessEvents => "process-events",
             Self::FileNotify => "file-notify",
             Self::FileContent => "file-content",

@@ -211,6 +211,14 @@ pub const REGISTRY: &[FeatureEntry] = &[
         probe: probes::send_observer,
     },
     FeatureEntry {
+        feature: Feature::DirtyTracker,
+        need: Need::Optional,
+        purpose: "tells which pages of large files a program changes through shared mappings; without it no checkpoint is \
+                  exact while a program maps more than 8 MiB of files for writing",
+        fix: "use Linux 6.8 or later with CONFIG_DEBUG_INFO_BTF, and run as root or with CAP_BPF and CAP_PERFMON",
+        probe: probes::dirty_tracker,
+    },
+    FeatureEntry {
         feature: Feature::ProcessEvents,
         need: Need::Optional,
         purpose: "tells when a child of the program dies; without it `run --restart-on child-signal` is refused",

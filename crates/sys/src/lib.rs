@@ -16,6 +16,7 @@ pub mod dead_man;
 pub mod dead_process;
 pub mod descriptor_table;
 pub mod direct_io;
+pub mod dirty_tracker;
 pub mod epoll;
 pub mod error;
 pub mod fanotify;
@@ -66,6 +67,7 @@ pub mod wait_timer;
 mod watch_filter;
 pub mod watched_start;
 pub mod working_directory;
+pub mod writeback;
 pub mod xsave;
 
 pub use error::{Errno, Error, Result, Target};

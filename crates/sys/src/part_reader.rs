@@ -19,7 +19,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use io_uring::{IoUring, opcode, types};
@@ -46,11 +46,12 @@ struct CachestatRange {
     length: u64,
 }
 
+/// Numbers of pages.
 #[repr(C)]
 #[derive(Default)]
-struct Cachestat {
+pub(crate) struct Cachestat {
     cached: u64,
-    dirty: u64,
+    pub(crate) dirty: u64,
     writeback: u64,
     evicted: u64,
     recently_evicted: u64,
@@ -88,12 +89,17 @@ pub fn probe_cachestat(file: &File) -> Result<()> {
 
 /// Returns how many pages of a range of a file are in the page cache.
 fn cached_pages(file: &File, offset: ByteCount, length: ByteCount) -> Result<u64> {
+    cache_state(file, offset, length).map(|state| state.cached)
+}
+
+/// Counts the pages of a range of a file in the page cache.
+pub(crate) fn cache_state(file: &impl AsFd, offset: ByteCount, length: ByteCount) -> Result<Cachestat> {
+    let file = file.as_fd().as_raw_fd();
     let range = CachestatRange { offset: offset.get(), length: length.get() };
     let mut found = Cachestat::default();
     // SAFETY: both structures have the layout of the kernel, which is checked above, and outlive the call.
-    let result =
-        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut found, 0_u32) };
-    if result == 0 { Ok(found.cached) } else { Err(Error::new("ask what is cached", Errno::last())) }
+    let result = unsafe { libc::syscall(SYS_CACHESTAT, file, &raw const range, &raw mut found, 0_u32) };
+    if result == 0 { Ok(found) } else { Err(Error::new("ask what is cached", Errno::last())) }
 }
 
 impl PartReader {

@@ -19,6 +19,7 @@ use std::time::Duration;
 use model::{Address, ByteCount, Fd, PAGE_BYTES, PageCount, Pid, Signal, Tid};
 
 use crate::clone::{WantedPid, spawn_waiting};
+use crate::dirty_tracker::DirtyTracker;
 use crate::error::{Errno, Error, Result};
 use crate::fanotify::{ContentEvents, Enabler};
 use crate::pagemap::{PageEntry, Pagemap};
@@ -233,6 +234,11 @@ pub(crate) fn task_reader(_: &Path) -> Result<String> {
 pub(crate) fn send_observer(_: &Path) -> Result<String> {
     SendObserver::shared()?;
     Ok("two tracepoints observed".to_owned())
+}
+
+pub(crate) fn dirty_tracker(_: &Path) -> Result<String> {
+    DirtyTracker::new()?.settle()?;
+    Ok("one tracepoint tracked".to_owned())
 }
 
 pub(crate) fn file_notify(_: &Path) -> Result<String> {

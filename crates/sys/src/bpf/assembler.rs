@@ -27,10 +27,16 @@ pub(crate) const FRAME: u8 = 10;
 pub(crate) const MOVE: u8 = 0xbf;
 pub(crate) const MOVE_CONSTANT: u8 = 0xb7;
 pub(crate) const ADD_CONSTANT: u8 = 0x07;
+pub(crate) const ADD: u8 = 0x0f;
+pub(crate) const AND_CONSTANT: u8 = 0x57;
 pub(crate) const SHIFT_LEFT: u8 = 0x67;
+/// Shifts left by the value of a register.
+pub(crate) const SHIFT_LEFT_BY: u8 = 0x6f;
+pub(crate) const SHIFT_RIGHT: u8 = 0x77;
 pub(crate) const SHIFT_RIGHT_SIGNED: u8 = 0xc7;
 pub(crate) const LOAD_WORD: u8 = 0x61;
 pub(crate) const LOAD_LONG: u8 = 0x79;
+pub(crate) const STORE_WORD: u8 = 0x63;
 pub(crate) const STORE_LONG: u8 = 0x7b;
 pub(crate) const STORE_CONSTANT: u8 = 0x7a;
 /// Jumps that compare a register with a constant.
@@ -38,7 +44,14 @@ pub(crate) const UNLESS_EQUAL: u8 = 0x55;
 pub(crate) const IF_EQUAL: u8 = 0x15;
 /// A jump if a signed register is greater than a constant.
 pub(crate) const IF_GREATER: u8 = 0x65;
+/// A jump if an unsigned register is greater than a constant.
+pub(crate) const IF_ABOVE: u8 = 0x25;
+/// A jump if an unsigned register is greater than another register.
+const IF_ABOVE_REGISTER: u8 = 0x2d;
 const ALWAYS: u8 = 0x05;
+/// An atomic operation on 8 bytes of memory; the constant is the operation.
+const ATOMIC_LONG: u8 = 0xdb;
+const ATOMIC_OR: i32 = 0x40;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 const LOAD_MAP: u8 = 0x18;
@@ -106,6 +119,17 @@ impl Assembler {
     pub(crate) fn jump(&mut self, code: u8, register: u8, constant: i32, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.push(code, register, 0, 0, constant);
+    }
+
+    /// Jumps to a label if the unsigned value of a register is greater than the value of another register.
+    pub(crate) fn jump_if_above(&mut self, register: u8, other: u8, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.push(IF_ABOVE_REGISTER, register, other, 0, 0);
+    }
+
+    /// Sets bits of the 8 bytes that a register leads to. Other processors see all of these bits or none.
+    pub(crate) fn set_bits(&mut self, address: u8, bits: u8) {
+        self.push(ATOMIC_LONG, address, bits, 0, ATOMIC_OR);
     }
 
     pub(crate) fn jump_always(&mut self, to: Label) {

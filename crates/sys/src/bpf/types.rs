@@ -9,7 +9,7 @@
 //! Probe: as in the modules that use the offsets
 //! Fallback: as in the modules that use the offsets
 
-use btf_rs::{Backend, Btf, Member, Type};
+use btf_rs::{Backend, Btf, EnumMember, Member, Type};
 
 use crate::error::{Errno, Error, Result};
 
@@ -56,6 +56,17 @@ impl KernelTypes {
     pub(crate) fn bits(&self, structure: &str, name: &str) -> Result<(usize, u32)> {
         let bit = self.structure(structure).and_then(|structure| self.bit_offset(&structure, name));
         bit.map(|bit| (bit as usize / 8, bit % 8)).ok_or_else(|| missing(name))
+    }
+
+    /// Returns the value of a constant of an enumeration.
+    pub(crate) fn constant(&self, enumeration: &str, name: &str) -> Result<u32> {
+        let named = self.0.resolve_types_by_name(enumeration).unwrap_or_default();
+        let constants = named.iter().filter_map(|one| match one {
+            Type::Enum(constants) => Some(&constants.members),
+            _ => None,
+        });
+        let is_it = |member: &&EnumMember| self.0.resolve_name(*member).is_ok_and(|found| found == name);
+        constants.flatten().find(is_it).map(EnumMember::val).ok_or_else(|| missing(name))
     }
 
     fn bit_offset(&self, structure: &Type, name: &str) -> Option<u32> {

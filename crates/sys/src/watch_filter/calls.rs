@@ -9,6 +9,8 @@ use When::{Always, Has, HasOrZero, Is, MapsShared, OneOfThree, Opens, Requests, 
 pub(super) const CLONE_NEWNS: u32 = 0x0002_0000;
 const OPEN_TREE_CLONE: u32 = 1;
 const MS_SYNC: u32 = 4;
+/// Makes a hole in the file of a mapping.
+const MADV_REMOVE: u32 = 9;
 
 /// The condition under which a call is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +44,8 @@ pub(super) const NATIVE: &[(u32, When)] = &[
     (257, Opens(2)),                  // openat
     (9, MapsShared),                  // mmap
     (72, SetsFlags),                  // fcntl
+    (28, Is(2, MADV_REMOVE)),         // madvise
+    (440, Is(3, MADV_REMOVE)),        // process_madvise
     (16, Requests),                   // ioctl
     (2, Opens(1)),                    // open
     (56, Has(0, CLONE_NEWNS)),        // clone
@@ -114,6 +118,8 @@ pub(super) const I386: &[(u32, When)] = &[
     (192, MapsShared),                // mmap2
     (221, SetsFlags),                 // fcntl64
     (55, SetsFlags),                  // fcntl
+    (219, Is(2, MADV_REMOVE)),        // madvise
+    (440, Is(3, MADV_REMOVE)),        // process_madvise
     (54, Requests),                   // ioctl
     (5, Opens(1)),                    // open
     (120, Has(0, CLONE_NEWNS)),       // clone

@@ -233,6 +233,8 @@ fn flags_requests_and_namespaces_are_inspected() {
     );
     assert!(native(libc::SYS_pwritev2, with(5, 0x20)) && !native(libc::SYS_pwritev2, with(5, 0x10)));
     assert!(native(547 | i64::from(X32_BIT), with(5, 0x20)));
+    assert!(native(libc::SYS_madvise, with(2, 9)) && !native(libc::SYS_madvise, with(2, 4)));
+    assert!(native(libc::SYS_process_madvise, with(3, 9)) && !native(libc::SYS_process_madvise, with(3, 4)));
     let namespace = u64::from(CLONE_NEWNS);
     assert!(native(libc::SYS_unshare, with(0, namespace)) && !native(libc::SYS_unshare, with(0, 0x400)));
     assert!(native(libc::SYS_clone, with(0, namespace | 17)) && !native(libc::SYS_clone, with(0, 17)));
