@@ -170,7 +170,10 @@ impl TrackedFile {
     ///
     /// The errors of bpf(2).
     pub fn take(&mut self, mut note: impl FnMut(u64, u64)) -> Result<bool> {
-        let mut is_complete = true;
+        // The only step that can fail comes first, so that no report is lost after an error.
+        let misses = self.tracker.program.misses()?;
+        let mut is_complete = misses == self.misses;
+        self.misses = misses;
         for (start, length) in &self.regions {
             let (lost, pages) = self.tracker.words.as_slice()[*start..start + length].split_at(PAGES_AT);
             is_complete &= lost.iter().all(|word| word.swap(0, Ordering::AcqRel) == 0);
@@ -180,9 +183,6 @@ impl TrackedFile {
                 }
             }
         }
-        let misses = self.tracker.program.misses()?;
-        is_complete &= misses == self.misses;
-        self.misses = misses;
         Ok(is_complete)
     }
 

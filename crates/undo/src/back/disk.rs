@@ -28,6 +28,7 @@ use sys::{Error, file_handle};
 
 use super::aside;
 use super::files::{Entry, FileSystem, Status, Work};
+use super::update::update;
 use crate::error::{Result, UndoError};
 use crate::key::{self, Attributes, FileKey, Time};
 use crate::log::keep::{self, KeepPlace, KeepPlaces};
@@ -262,6 +263,13 @@ impl FileSystem for DiskFiles {
         self.resize(node, 0)?;
         self.resize(node, size)?;
         copy_data(&source, &file).map_err(|error| Error::path("copy", from, error).into())
+    }
+
+    fn update(&self, node: &Node, from: &Path) -> Result<()> {
+        let (source, file) = (keep::open_copy(&self.log, from)?, self.writer(node)?);
+        let present = File::open(link_of(node)).map_err(|error| Error::path("open", from, error))?;
+        self.resize(node, stat(&source)?.st_size as u64)?;
+        update(&source, &present, &file).map_err(|error| Error::path("copy", from, error).into())
     }
 
     fn set(&self, node: &Node, attributes: &Attributes) -> Result<()> {

@@ -91,6 +91,8 @@ pub(crate) trait FileSystem {
     fn resize(&self, node: &Self::Node, size: u64) -> Result<()>;
     /// Replaces the content by the content of a file in a keep directory.
     fn copy(&self, node: &Self::Node, from: &Path) -> Result<()>;
+    /// Works like [`Self::copy`], and writes only what differs. Used for large files of which little has changed.
+    fn update(&self, node: &Self::Node, from: &Path) -> Result<()>;
     /// Sets owner, mode, extended attributes and times.
     fn set(&self, node: &Self::Node, attributes: &Attributes) -> Result<()>;
 

@@ -32,6 +32,7 @@ mod steps;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod update;
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};

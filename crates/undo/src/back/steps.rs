@@ -290,6 +290,8 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         for layer in layers {
             if let Some(whole) = &layer.whole {
                 self.files.copy(&node, whole)?;
+            } else if let Some(shadow) = &layer.shadow {
+                self.files.update(&node, shadow)?;
             }
             // If two pieces overlap, the first piece is correct. Write the pieces in reverse order, so that the first
             // piece is written last.

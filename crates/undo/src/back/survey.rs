@@ -33,7 +33,7 @@ use super::attributes::{attributes_to_set, differing};
 use super::files::{FileSystem, Status, Work};
 use crate::error::Result;
 use crate::key::{FileKey, Time};
-use crate::log::target::{Index, Target, TargetInode};
+use crate::log::target::{Index, Layer, Target, TargetInode};
 use crate::rights::Aspects;
 
 /// A recorded name that does not lead to the same inode as at the checkpoint.
@@ -287,7 +287,7 @@ impl Survey {
     pub(crate) fn lost<Files: FileSystem>(&self, files: &Files, target: &Target) -> Vec<PathBuf> {
         let mut paths = Vec::new();
         for (index, inode) in target.inodes.iter().enumerate().filter(|(index, _)| self.belongs[*index]) {
-            let copy = inode.content.iter().rev().find_map(|layer| layer.whole.as_ref());
+            let copy = inode.content.iter().rev().find_map(Layer::copy);
             let is_gone = self.now[index].is_none();
             let has_copy = copy.is_some_and(|copy| files.has_copy(copy));
             let can_be_made = match inode.attributes.kind() {

@@ -19,6 +19,8 @@ pub(crate) mod reader;
 pub(crate) mod record;
 mod removal;
 mod reserve;
+mod retract;
+mod shadow;
 mod states;
 pub(crate) mod storage;
 pub(crate) mod target;

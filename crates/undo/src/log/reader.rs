@@ -136,6 +136,10 @@ impl ReadLog {
 }
 
 impl ReadEpoch {
+    fn retract(&mut self, sequence: u64) {
+        self.sequences.retain(|one| one.get() != sequence);
+    }
+
     /// Returns what the last record of this epoch states about the end of the subject.
     pub(super) fn end(&self) -> End {
         match self.records.last().map(|entry| &entry.record) {
@@ -201,6 +205,14 @@ pub(crate) fn read(storage: &dyn Storage, depth: Depth) -> Result<ReadLog> {
             }
         }
     }
+    for index in 0..epochs.len() {
+        let (newer, older) = epochs.split_at_mut(index + 1);
+        for entry in &newer[index].records {
+            if let AnyRecord::Retracted(record) = &entry.record {
+                older.iter_mut().for_each(|epoch| epoch.retract(record.sequence));
+            }
+        }
+    }
     epochs.reverse();
     Ok(ReadLog { epochs, leftovers, end_seen })
 }
@@ -258,6 +270,7 @@ fn read_epoch(file: &dyn LogFile, ordinal: u64, is_newest: bool, is_deep: bool) 
                 match &entry.record {
                     AnyRecord::Broken(broken) => epoch.broken = Some(broken.why.clone()),
                     AnyRecord::Exact(exact) => epoch.sequences.push(Sequence(exact.sequence)),
+                    AnyRecord::Retracted(record) => epoch.retract(record.sequence),
                     _ => {}
                 }
                 epoch.records.push(entry);

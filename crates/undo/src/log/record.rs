@@ -19,16 +19,15 @@
 //! - the record
 //! - the data, which only records of the kind `range` have
 
+mod messages;
+
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use prost::Message;
-use sys::file_handle::FileHandle;
-use sys::file_rights::FileRights;
 
 use super::namespace::NamespaceMessage;
-use crate::key::{Attributes, FileKey, Time};
 
 /// Length of the head of a frame (the fields before the record), in bytes.
 pub(crate) const HEAD_BYTES: usize = 12;
@@ -114,6 +113,12 @@ kinds! {
     /// A checkpoint that belongs to the epoch, in addition to the checkpoints in the header. No file has changed
     /// between the beginning of the epoch and this record.
     Exact "exact" {
+        #[prost(uint64, tag = "1")]
+        sequence: u64,
+    }
+    /// A checkpoint that is not exact, although this epoch or an earlier epoch lists the checkpoint. A later pause of the
+    /// same checkpoint has found that its files cannot be recorded.
+    Retracted "retracted" {
         #[prost(uint64, tag = "1")]
         sequence: u64,
     }
@@ -211,6 +216,15 @@ kinds! {
         #[prost(bytes = "vec", tag = "2")]
         file: Vec<u8>,
     }
+    /// A copy of an inode in a keep directory that the watch updates as the epoch goes on. While this epoch is the newest
+    /// epoch, a rollback applies the copy before the ranges of this epoch. The ranges of an earlier epoch are complete
+    /// without the copy.
+    Shadow "shadow" {
+        #[prost(uint32, tag = "1")]
+        inode: u32,
+        #[prost(bytes = "vec", tag = "2")]
+        file: Vec<u8>,
+    }
     /// A hard link of an inode in a keep directory.
     Linked "linked" {
         #[prost(uint32, tag = "1")]
@@ -301,13 +315,18 @@ impl AnyRecord {
     pub(crate) fn is_state(&self) -> bool {
         let is_other = matches!(
             self,
-            Self::Exact(_) | Self::Ended(_) | Self::Idle(_) | Self::Running(_) | Self::Alias(_)
+            Self::Exact(_)
+                | Self::Retracted(_)
+                | Self::Ended(_)
+                | Self::Idle(_)
+                | Self::Running(_)
+                | Self::Alias(_)
         );
         !is_other
     }
 }
 
-/// The encoding of [`FileKey`] in the log.
+/// The encoding of [`crate::key::FileKey`] in the log.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct KeyMessage {
     #[prost(uint64, tag = "1")]
@@ -320,7 +339,7 @@ pub(crate) struct KeyMessage {
     pub(crate) handle: Vec<u8>,
 }
 
-/// The encoding of [`Time`] in the log.
+/// The encoding of [`crate::key::Time`] in the log.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct TimeMessage {
     #[prost(sint64, tag = "1")]
@@ -349,7 +368,7 @@ pub(crate) struct ExtendedMessage {
     value: Vec<u8>,
 }
 
-/// The encoding of [`Attributes`] in the log.
+/// The encoding of [`crate::key::Attributes`] in the log.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AttributesMessage {
     #[prost(uint32, tag = "1")]
@@ -418,84 +437,6 @@ pub(crate) fn path_of(bytes: &[u8]) -> &Path {
 /// Converts a path to bytes for a record.
 pub(crate) fn bytes_of(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()
-}
-
-impl From<&FileKey> for KeyMessage {
-    fn from(key: &FileKey) -> Self {
-        let FileHandle { kind, bytes } = &key.handle;
-        Self { device: key.device, inode: key.inode, kind: *kind, handle: bytes.clone() }
-    }
-}
-
-impl From<KeyMessage> for FileKey {
-    fn from(key: KeyMessage) -> Self {
-        let handle = FileHandle { kind: key.kind, bytes: key.handle };
-        Self { device: key.device, inode: key.inode, handle }
-    }
-}
-
-impl Rights {
-    /// Encodes rights.
-    pub(crate) fn of(id: u32, rights: &crate::rights::Rights) -> Self {
-        let FileRights { user, group, supplementary, effective } = rights.files.clone();
-        let namespace = rights.namespace.as_ref().map(Into::into);
-        Self { id, user, group, supplementary, effective, namespace }
-    }
-}
-
-impl From<Rights> for crate::rights::Rights {
-    fn from(record: Rights) -> Self {
-        let Rights { user, group, supplementary, effective, namespace, .. } = record;
-        let files = FileRights { user, group, supplementary, effective };
-        Self { files, namespace: namespace.map(Into::into) }
-    }
-}
-
-impl From<Time> for TimeMessage {
-    fn from(time: Time) -> Self {
-        Self { s: time.s, ns: time.ns }
-    }
-}
-
-impl From<TimeMessage> for Time {
-    fn from(time: TimeMessage) -> Self {
-        Self { s: time.s, ns: time.ns }
-    }
-}
-
-impl From<&Attributes> for AttributesMessage {
-    fn from(attributes: &Attributes) -> Self {
-        let extended = attributes.extended.iter();
-        Self {
-            mode: attributes.mode,
-            owner: attributes.owner,
-            group: attributes.group,
-            rdev: attributes.rdev,
-            size: attributes.size,
-            accessed: attributes.accessed.into(),
-            modified: attributes.modified.into(),
-            link: attributes.link.clone(),
-            extended: extended
-                .map(|(name, value)| ExtendedMessage { name: name.clone(), value: value.clone() })
-                .collect(),
-        }
-    }
-}
-
-impl From<AttributesMessage> for Attributes {
-    fn from(message: AttributesMessage) -> Self {
-        Self {
-            mode: message.mode,
-            owner: message.owner,
-            group: message.group,
-            rdev: message.rdev,
-            size: message.size,
-            accessed: message.accessed.into(),
-            modified: message.modified.into(),
-            link: message.link,
-            extended: message.extended.into_iter().map(|pair| (pair.name, pair.value)).collect(),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub(super) fn kept_of(epoch: &ReadEpoch) -> impl Iterator<Item = &Path> {
     epoch.records.iter().filter_map(|entry| match &entry.record {
         AnyRecord::Linked(linked) => Some(record::path_of(&linked.link)),
         AnyRecord::Whole(whole) => Some(record::path_of(&whole.file)),
+        AnyRecord::Shadow(shadow) => Some(record::path_of(&shadow.file)),
         _ => None,
     })
 }

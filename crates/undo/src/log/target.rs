@@ -131,11 +131,19 @@ pub(crate) struct Layer {
     pub(crate) ordinal: u64,
     /// The file in a keep directory that contains the whole content. A rollback applies this file before `pieces`.
     pub(crate) whole: Option<PathBuf>,
+    /// The file in a keep directory with the content at the end of the newest epoch. A rollback applies this file before
+    /// `pieces`. Only the newest epoch has such a file.
+    pub(crate) shadow: Option<PathBuf>,
     /// Ranges in the order of the records. If two ranges overlap, the content of the first range is correct.
     pub(crate) pieces: Vec<Piece>,
 }
 
 impl Layer {
+    /// Returns the file in a keep directory that a rollback applies before `pieces`.
+    pub(crate) fn copy(&self) -> Option<&PathBuf> {
+        self.whole.as_ref().or(self.shadow.as_ref())
+    }
+
     /// Adds a range. Ignores a range that was recorded after the whole content, because the content of this range can
     /// be newer than the beginning of the epoch. Such a record is possible: a writer that opens the log and continues
     /// the epoch does not know which content is already recorded.
@@ -197,8 +205,12 @@ pub(crate) fn merge(epochs: &[ReadEpoch], aliases: &Aliases) -> Result<Target, M
             target.add(epoch.ordinal, entry, &mut ids, aliases)?;
         }
     }
+    let newest = epochs.last().map_or(0, |epoch| epoch.ordinal);
     for inode in &mut target.inodes {
         inode.content.reverse();
+        for layer in inode.content.iter_mut().filter(|layer| layer.ordinal != newest) {
+            layer.shadow = None;
+        }
     }
     Ok(target)
 }
@@ -298,11 +310,16 @@ impl Target {
                 let layer = self.layer(ids.inode(whole.inode)?, ordinal);
                 layer.whole.get_or_insert_with(|| record::path_of(&whole.file).to_path_buf());
             }
+            AnyRecord::Shadow(shadow) => {
+                let layer = self.layer(ids.inode(shadow.inode)?, ordinal);
+                layer.shadow = Some(record::path_of(&shadow.file).to_path_buf());
+            }
             AnyRecord::Uncovered(file) => self.uncovered.push((file.device, file.inode)),
             // The target needs no link: the link only preserves the inode, and a rollback finds the inode by its
             // handle.
             AnyRecord::Linked(linked) => drop(ids.inode(linked.inode)?),
             AnyRecord::Exact(_)
+            | AnyRecord::Retracted(_)
             | AnyRecord::Ended(_)
             | AnyRecord::Idle(_)
             | AnyRecord::Running(_)

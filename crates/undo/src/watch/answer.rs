@@ -79,6 +79,11 @@ impl State {
                 self.before_change(thread, file, part)
             }
             Change::Whole(file) => self.before_change(thread, file, Part::All),
+            // The source of content events reports the hole, unless the file is tracked.
+            Change::MappedHole => {
+                self.watched.mapped.note_call_on_all();
+                Ok(())
+            }
             Change::Attributes(file, attribute) => self.before_attributes(thread, file, attribute),
             Change::NoAppend(fd) => match passed(paths::descriptor(thread, fd))? {
                 Some(file) => self.appends_no_more(file.as_fd()),

@@ -17,13 +17,16 @@ use crate::key::FileKey;
 #[derive(Debug)]
 pub(super) struct Boundaries {
     open: BTreeMap<Sequence, Vec<Armed>>,
+    /// The files of the newest boundary, if its checkpoint is not exact any more.
+    retracted: Option<Vec<Armed>>,
     pub(super) durable: Durable,
 }
 
 impl Boundaries {
     /// Creates a list that contains only the checkpoint from which the subject starts, without open files.
     pub(super) fn starting_at(start: Sequence, now: Moment) -> Self {
-        Self { open: BTreeMap::from([(start, Vec::new())]), durable: Durable::starting_at(start, now) }
+        let open = BTreeMap::from([(start, Vec::new())]);
+        Self { open, retracted: None, durable: Durable::starting_at(start, now) }
     }
 
     /// Adds a checkpoint. `written_through` are the files of `open` through whose descriptions each write makes its
@@ -36,7 +39,20 @@ impl Boundaries {
         written_through: Vec<FileKey>,
     ) {
         self.open.insert(sequence, open);
+        self.retracted = None;
         self.durable.boundary(sequence, now, written_through);
+    }
+
+    /// Removes a checkpoint that is not exact any more. The present epoch still begins at its boundary.
+    pub(super) fn retract(&mut self, sequence: Sequence) {
+        if let Some(open) = self.open.remove(&sequence) {
+            self.retracted = Some(open);
+        }
+    }
+
+    /// Reports whether the present epoch begins at a boundary whose checkpoint is not exact any more.
+    pub(super) fn is_retracted(&self) -> bool {
+        self.retracted.is_some()
     }
 
     pub(super) fn has(&self, sequence: Sequence) -> bool {
@@ -49,12 +65,13 @@ impl Boundaries {
 
     /// Returns the files that were open at the newest boundary.
     pub(super) fn newest_open(&self) -> Option<&[Armed]> {
-        self.open.values().next_back().map(Vec::as_slice)
+        self.retracted.as_ref().or_else(|| self.open.values().next_back()).map(Vec::as_slice)
     }
 
     /// Removes boundaries after `to`, and returns the files that were open at `to`.
     pub(super) fn go_back(&mut self, to: Sequence) -> Vec<Armed> {
         self.open.split_off(&Sequence(to.get() + 1));
+        self.retracted = None;
         self.durable.go_back(to);
         self.open.get(&to).cloned().unwrap_or_default()
     }
@@ -64,5 +81,28 @@ impl Boundaries {
         let newest = kept.last().copied();
         self.open.retain(|one, _| Some(*one) > newest || kept.binary_search(one).is_ok());
         self.durable.retain(kept);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_that_is_not_exact_any_more_is_not_the_newest() {
+        let now = (Duration::ZERO, SystemTime::UNIX_EPOCH);
+        let mut boundaries = Boundaries::starting_at(Sequence(0), now);
+        boundaries.insert(Sequence(1), now, Vec::new(), Vec::new());
+        boundaries.insert(Sequence(2), now, Vec::new(), Vec::new());
+        boundaries.retract(Sequence(3));
+        assert!(!boundaries.is_retracted());
+        boundaries.retract(Sequence(2));
+        assert_eq!((boundaries.newest(), boundaries.is_retracted()), (Some(Sequence(1)), true));
+        boundaries.retract(Sequence(2));
+        assert!(boundaries.is_retracted(), "files may have changed since checkpoint 1");
+        boundaries.insert(Sequence(2), now, Vec::new(), Vec::new());
+        assert_eq!((boundaries.newest(), boundaries.is_retracted()), (Some(Sequence(2)), false));
     }
 }

@@ -22,7 +22,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use model::Sequence;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
@@ -39,6 +39,8 @@ use crate::key::{Attributes, FileKey, Time};
 
 /// Maximum number of bytes that one boundary copies from mapped files. The copy extends the pause by about 2 ms.
 const MAPPED_BYTES_MAX: u64 = 8 << 20;
+/// Number of the file system in statfs(2).
+const TMPFS: u64 = 0x0102_1994;
 
 /// The result of a scan of the open and mapped files.
 #[derive(Default)]
@@ -54,8 +56,24 @@ struct Found {
 
 impl State {
     /// Ends the present epoch at checkpoint `sequence`, adds the checkpoint to the present epoch, or defers the
-    /// boundary.
+    /// boundary. If a boundary is deferred, earlier boundaries of the same checkpoint are not exact either: the memory of
+    /// the checkpoint belongs to its last pause.
     pub(super) fn boundary(
+        &mut self,
+        sequence: Sequence,
+        open: &[OpenFile<'_>],
+        mapped: &[MappedFile<'_>],
+    ) -> Boundary {
+        let boundary = self.try_boundary(sequence, open, mapped);
+        if matches!(boundary, Boundary::Deferred(_)) {
+            self.boundaries.retract(sequence);
+            let outcome = self.log.retract(sequence);
+            self.or_break(outcome, "a checkpoint that is not exact");
+        }
+        boundary
+    }
+
+    fn try_boundary(
         &mut self,
         sequence: Sequence,
         open: &[OpenFile<'_>],
@@ -64,7 +82,7 @@ impl State {
         // No call of the subject is in progress, because all threads are stopped.
         self.file_systems.disable(self.watched.source());
         self.calls.crossings.clear();
-        let found = match self.inspect(open, mapped) {
+        let mut found = match self.inspect(open, mapped) {
             Ok(found) => found,
             Err(error) => return Boundary::Deferred(error.to_string()),
         };
@@ -72,6 +90,7 @@ impl State {
             self.break_epoch(why);
         }
         self.unseen.clone_from(&found.unseen);
+        self.choose_tracked(&mut found.armed, open, mapped);
         self.uncovered = found.uncovered.iter().map(|(_, path)| path.clone()).collect();
         let is_demanded = self.costs.take_demand();
         let costs = self.epoch.is_touched && self.epoch.broken.is_none() && !is_demanded;
@@ -80,11 +99,22 @@ impl State {
                 "keeping files would cost more than --files-cost-max allows".to_owned(),
             );
         }
-        if let Some(path) = too_large(&found) {
+        if let Some(armed) = too_large(&found) {
             return Boundary::Deferred(format!(
-                "{} is mapped by the program, and too large to be copied inside the pause",
-                path.display()
+                "{} is mapped by the program, and too large to be copied inside the pause{}",
+                armed.path.display(),
+                self.watched.mapped.why_not(armed)
             ));
+        }
+        match self.residual_too_large() {
+            Ok(None) => {}
+            Ok(Some(why)) => return Boundary::Deferred(why),
+            Err(error) => return Boundary::Deferred(error.to_string()),
+        }
+        if let Err(error) = self.copy_residual() {
+            // A record of old content can be missing.
+            self.break_epoch(&error.to_string());
+            return Boundary::Deferred(error.to_string());
         }
         let list = armed_of(&found);
         // After an error of these steps, the present epoch continues.
@@ -274,6 +304,7 @@ impl State {
         for (armed, file) in found.armed.values() {
             self.arm(armed, file.as_fd())?;
         }
+        self.forget_unmapped(&found.armed);
         self.epoch.is_touched = false;
         Ok(())
     }
@@ -291,6 +322,11 @@ impl State {
                     old.content = if armed.how == How::Appends { Content::Appends } else { Content::OfImage };
                 }
             }
+            How::Tracked => {
+                self.record(&armed.key, &armed.attributes, armed.path.clone())?;
+                self.arm_tracked(armed, &file)?;
+                self.watched.mark(file, &found, Mark::Silent)?;
+            }
             How::Mapped => {
                 self.record(&armed.key, &armed.attributes, armed.path.clone())?;
                 if !self.watched.has(&armed.key) {
@@ -302,10 +338,11 @@ impl State {
         Ok(())
     }
 
-    /// Reports whether no file has changed since the newest boundary.
+    /// Reports whether no file has changed since the newest exact checkpoint.
     pub(super) fn is_unchanged(&self) -> bool {
         let open = self.boundaries.newest_open().unwrap_or_default();
-        !self.epoch.is_touched && open.iter().all(|armed| self.is_as_armed(armed))
+        let is_as_exact = !self.boundaries.is_retracted() && !self.epoch.is_touched;
+        is_as_exact && open.iter().all(|armed| self.is_as_armed(armed))
     }
 
     /// Reports whether a file that was armed at the newest boundary is unchanged. The kernel reports the changes of
@@ -314,7 +351,7 @@ impl State {
         match armed.how {
             // The image of the checkpoint contains the file.
             How::OfImage => true,
-            How::Mapped => false,
+            How::Mapped | How::Tracked => false,
             How::Appends | How::Reports => {
                 let read = |file: OwnedFd| Attributes::read(&file, &stat(file.as_fd())?);
                 let now = self.file_systems.open(&armed.key).and_then(read);
@@ -357,7 +394,7 @@ fn comparable(attributes: &Attributes) -> (u32, u32, u32, u64, Time) {
 /// /proc/PID/maps. For btrfs, the two sources differ: /proc/PID/maps shows the device of the file system, but stat(2)
 /// shows the device of the subvolume. Both devices have the major number 0, which means that no disk belongs to the
 /// number.
-fn is_device(device: u64, (major, minor): (u32, u32)) -> bool {
+pub(super) fn is_device(device: u64, (major, minor): (u32, u32)) -> bool {
     let own = (rustix::fs::major(device), rustix::fs::minor(device));
     own == (major, minor) || (own.0, major) == (0, 0)
 }
@@ -366,11 +403,9 @@ fn is_device(device: u64, (major, minor): (u32, u32)) -> bool {
 /// image contains files on a tmpfs, up to a maximum length. The image does not contain files on network file systems
 /// and FUSE, which also cause no events.
 fn is_in_image(file: BorrowedFd<'_>, stat: &Stat) -> bool {
-    const TMPFS: u64 = 0x0102_1994;
     /// Maximum length in bytes of a file that is in the image without being mapped.
     const SAVED_BYTES_MAX: i64 = 64 << 20;
-    let is_on_tmpfs = rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS);
-    is_on_tmpfs && stat.st_size <= SAVED_BYTES_MAX
+    is_on(file, TMPFS) && stat.st_size <= SAVED_BYTES_MAX
 }
 
 /// Returns the files that are open for writing so that each write makes its data durable.
@@ -383,14 +418,19 @@ fn written_through(open: &[OpenFile<'_>]) -> Vec<FileKey> {
     open.iter().filter(is_through).filter_map(key).collect()
 }
 
-/// Returns the path of a mapped file whose copy would exceed `MAPPED_BYTES_MAX`. Returns `None` if all mapped files
-/// fit.
-fn too_large(found: &Found) -> Option<&Path> {
+/// Reports whether a file is on a file system of this type.
+pub(super) fn is_on(file: BorrowedFd<'_>, kind: u64) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == kind)
+}
+
+/// Returns a mapped file whose copy would exceed `MAPPED_BYTES_MAX`. Returns `None` if all mapped files fit. Tracked files
+/// are not copied.
+fn too_large(found: &Found) -> Option<&Armed> {
     let mut left = MAPPED_BYTES_MAX;
     for (armed, _) in found.armed.values().filter(|(armed, _)| armed.how == How::Mapped) {
         match left.checked_sub(armed.attributes.size) {
             Some(rest) => left = rest,
-            None => return Some(&armed.path),
+            None => return Some(armed),
         }
     }
     None

@@ -74,6 +74,8 @@ pub(super) enum Change {
     Range { file: FileAt, offset: u64, length: Option<u64> },
     /// The call can change all content of a file.
     Whole(FileAt),
+    /// The call makes a hole in the file of a mapping (MADV_REMOVE).
+    MappedHole,
     /// The call changes attributes or extended attributes of a file.
     Attributes(FileAt, Attribute),
     /// The call writes at any offset, or lets later calls write at any offset, although the file was opened with
@@ -185,6 +187,7 @@ fn content_of(call: &Call) -> Option<Change> {
             Change::Range { file: descriptor(a[0]), offset: a[2], length: (!moves).then_some(a[3]) }
         }
         libc::SYS_fcntl | libc::SYS_pwritev2 => Change::NoAppend(Fd(a[0] as i32)),
+        libc::SYS_madvise | libc::SYS_process_madvise => Change::MappedHole,
         libc::SYS_mmap => Change::Map { file: Fd(a[4] as i32), writes: a[2] & PROT_WRITE != 0 },
         libc::SYS_ioctl => return request(a[1] as u32, descriptor(a[0])),
         libc::SYS_bind => Change::Bind(Address(a[1]), ByteCount(a[2])),

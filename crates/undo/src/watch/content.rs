@@ -39,6 +39,8 @@ const PAGE: u64 = 4096;
 pub(super) fn part_of_open(flags: OFlags) -> Part {
     if flags.contains(OFlags::TRUNC) {
         Part::All
+    } else if flags.contains(OFlags::DIRECT) {
+        Part::Direct
     } else if flags.contains(OFlags::APPEND) && !flags.contains(OFlags::RDWR) {
         Part::End
     } else {
@@ -55,6 +57,7 @@ impl State {
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
             return Ok(());
         }
+        self.watched.mapped.note_call((found.st_dev, found.st_ino), part);
         if self.is_made(entry, file, &found)? {
             return self.watched.mark(file, &found, Mark::Silent);
         }
@@ -64,6 +67,7 @@ impl State {
     /// Works like `change_named`, for a file that the system call names by a descriptor.
     pub(super) fn change(&mut self, file: BorrowedFd<'_>, part: Part) -> Result<()> {
         let found = stat(file)?;
+        self.watched.mapped.note_call((found.st_dev, found.st_ino), part);
         // The image of the checkpoint contains the content of a file without a name.
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_nlink == 0 {
             return Ok(());
@@ -112,6 +116,9 @@ impl State {
         let size = old.size;
         match (&old.content, part) {
             (Content::Whole | Content::OfImage, _) => {}
+            // The tracker reports other changes than by these calls.
+            (Content::Shadow(_), Part::Any | Part::Direct | Part::End) => return Ok(()),
+            (Content::Shadow(_), Part::All) => return self.save(file, found, 0, size),
             (Content::Untouched | Content::Appends, Part::End) => {
                 if let Some(old) = self.epoch.inodes.get_mut(&id) {
                     old.content = Content::Appends;
@@ -119,7 +126,7 @@ impl State {
             }
             // Keep the list of recorded pages. Changes of pages that are not in the list are still reported.
             (Content::Pages(_), Part::End) => {}
-            (_, Part::Any) if reports && size > COPIED_AT_OPEN_MAX => {
+            (_, Part::Any | Part::Direct) if reports && size > COPIED_AT_OPEN_MAX => {
                 return self.watched.mark(file, found, Mark::Active);
             }
             (_, Part::Behind(offset)) if offset >= size => {}
@@ -143,6 +150,8 @@ impl State {
     pub(super) fn event(&mut self, file: BorrowedFd<'_>, range: Option<(u64, u64)>) -> Result<()> {
         let found = stat(file)?;
         let id = (found.st_dev, found.st_ino);
+        let part = range.map_or(Part::All, |(offset, length)| Part::Range(offset, length));
+        self.watched.mapped.note_call(id, part);
         if self.is_restoring || found.st_nlink == 0 {
             return Ok(());
         }
@@ -195,6 +204,11 @@ impl State {
         if offset >= end {
             return Ok(());
         }
+        if matches!(old.content, Content::Shadow(_)) {
+            // If the copy is missing, the epoch is broken.
+            let Some(shadow) = self.watched.mapped.shadow(id) else { return Ok(()) };
+            return self.record_pages(id, &shadow, offset / PAGE, end.div_ceil(PAGE));
+        }
         if matches!(old.content, Content::Untouched | Content::Appends) {
             old.content = Content::Pages(Pages::default());
         }
@@ -234,12 +248,12 @@ impl State {
     }
 
     /// Records or marks a file before the flag O_APPEND of an open file description loses its effect. Afterwards, the
-    /// subject can write at any offset.
+    /// subject can write at any offset. The call can also set the flag O_DIRECT.
     pub(super) fn appends_no_more(&mut self, file: BorrowedFd<'_>) -> Result<()> {
         let found = stat(file)?;
         let is_ours = self.watched.has_id((found.st_dev, found.st_ino))
             && key_of(file, &found).is_ok_and(|key| self.watched.has(&key));
-        if is_ours { self.change(file, Part::Any) } else { Ok(()) }
+        if is_ours { self.change(file, Part::Direct) } else { Ok(()) }
     }
 }
 

@@ -33,6 +33,8 @@ pub(super) type Id = (u64, u64);
 pub(super) enum Part {
     /// Unknown: the file is being opened for writing, and any part can change at any time afterwards.
     Any,
+    /// Unknown, as [`Self::Any`]. Writes can bypass the page cache (O_DIRECT).
+    Direct,
     /// Only content after the present end: the file is being opened for appending.
     End,
     /// All content after an offset in bytes.
@@ -53,6 +55,8 @@ pub(super) enum How {
     Reports,
     /// Stores through a mapping can change the file. Stores are not reported.
     Mapped,
+    /// Stores through a mapping can change the file. The watch has a copy of the file, and learns which pages change.
+    Tracked,
     /// Any change is possible, and no change is reported. The image of the checkpoint contains the content of the file.
     OfImage,
 }
@@ -75,6 +79,8 @@ pub(super) enum Content {
     Appends,
     /// Some pages.
     Pages(Pages),
+    /// Some pages. A copy of the file contains the other pages.
+    Shadow(Pages),
     /// All content.
     Whole,
     /// No content, because the image of the checkpoint contains the content.

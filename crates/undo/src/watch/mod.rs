@@ -30,6 +30,7 @@ mod descriptors;
 mod durable;
 mod epoch;
 mod file_systems;
+mod mapped;
 mod marks;
 mod names;
 mod paths;
@@ -37,7 +38,9 @@ mod permission;
 mod rates;
 mod refused;
 mod state;
+mod tender;
 mod threads;
+mod tracked;
 mod watched;
 mod whole;
 
@@ -65,7 +68,7 @@ use self::descriptors::{key_of, stat};
 use self::epoch::Armed;
 use self::paths::PATH_ONLY;
 use self::state::State;
-use self::threads::{Fanotify, Shared, Source, answer_calls, answer_events};
+use self::threads::{Fanotify, Shared, Source, answer_calls, answer_events, spawn};
 use crate::back::{self, Conflicts, Durability, WentBack};
 use crate::error::{Result, UndoError};
 use crate::log::keep::KeepPlaces;
@@ -206,15 +209,17 @@ impl Watch {
     /// these calls. The watch records the name that a bind(2) to a path creates, and then calls the handler. listen(2)
     /// and connect(2) change no file.
     #[must_use]
-    pub fn with_channels(self, channels: Arc<dyn CallHandler>) -> Self {
-        Self { channels: Some(channels), ..self }
+    pub fn with_channels(mut self, channels: Arc<dyn CallHandler>) -> Self {
+        self.channels = Some(channels);
+        self
     }
 
     /// Sets the files that the subject shares with this program, and to which this program writes messages. Their lengths
     /// are recorded at each end of the subject. What is longer later, the subject has not written.
     #[must_use]
-    pub fn with_shared_files(self, shared_files: Vec<OwnedFd>) -> Self {
-        Self { shared_files, ..self }
+    pub fn with_shared_files(mut self, shared_files: Vec<OwnedFd>) -> Self {
+        self.shared_files = shared_files;
+        self
     }
 
     /// Returns the filter for the next incarnation of this subject. During a restore, the caller installs the filter
@@ -318,6 +323,7 @@ impl Watch {
         state.sweep();
         // If the file cannot be created now, the boundary creates it, or is deferred.
         let _ = state.log.prepare();
+        self.tend(state);
     }
 
     /// Records the end of the subject. The caller calls this method when no process of the subject is left. Changes
@@ -335,6 +341,7 @@ impl Watch {
         };
         let lengths: Vec<_> = self.shared_files.iter().filter_map(length).collect();
         let mut state = self.shared.state();
+        state.watched.mapped.stop();
         match state.log.ended(now, &lengths) {
             Err(UndoError::Kernel(error)) if state.epoch.broken.is_none() => return Err(error.into()),
             outcome => state.or_break(outcome, "the time of the end"),
@@ -377,6 +384,7 @@ impl Watch {
         let went = back::go_back(&self.options.directory, to, Conflicts::Refuse, leave, Durability::Kill)?;
         state.log = UndoLog::open(&self.options.directory, self.options.bytes_max)?;
         state.begin_epoch();
+        state.watched.mapped.clear();
         let armed = state.boundaries.go_back(to);
         let outcome = match state.arm_again(&armed) {
             // The caller repeats the rollback, which then has nothing left to change.
@@ -387,6 +395,7 @@ impl Watch {
         let recorded = state.log.idle();
         state.or_break(recorded, "the end of the rollback");
         state.epoch.is_touched = false;
+        self.tend(state);
         Ok(went)
     }
 
@@ -400,6 +409,7 @@ impl Watch {
         let mut state = self.shared.state();
         state.log = UndoLog::create(&self.options.directory, start, self.options.bytes_max)?;
         state.begin_epoch();
+        state.watched.mapped.clear();
         state.boundaries = Boundaries::starting_at(start, state.moment());
         state.is_restoring = false;
         Ok(())
@@ -487,9 +497,4 @@ fn new_mark(directory: &Path) -> Result<File> {
         .custom_flags(OFlags::NOFOLLOW.bits() as i32)
         .open(&path);
     Ok(opened.map_err(|error| sys::Error::path("create", &path, error))?)
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-    let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
-    started.map(drop).map_err(|error| sys::Error::new("start a thread", error).into())
 }

@@ -27,6 +27,7 @@ use sys::socket_call::{CallHandler, CallKind, Handled, ReportedCall, kind_of};
 use super::calls::Call;
 use super::marks::ContentSource;
 use super::state::State;
+use crate::error::Result;
 
 /// The time between a failed read of events and the next read. A read fails if descriptors or memory are missing, and
 /// other threads may release some in this time.
@@ -248,4 +249,10 @@ impl<'a> Receiver<'a> {
         // If the wait fails, no event is available.
         self.reader.has_read() || poll(&mut events, Some(&LOCK_POLL)).is_ok_and(|ready| ready > 0)
     }
+}
+
+/// Starts a thread of the watch.
+pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    started.map(drop).map_err(|error| sys::Error::new("start a thread", error).into())
 }

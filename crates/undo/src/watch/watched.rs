@@ -14,6 +14,7 @@ use rustix::fs::Stat;
 
 use super::descriptors::{key_of, reopen};
 use super::epoch::Id;
+use super::mapped::MappedFiles;
 use super::marks::ContentSource;
 use crate::error::Result;
 use crate::key::FileKey;
@@ -36,6 +37,8 @@ pub(super) enum Mark {
 pub(super) struct WatchedFiles {
     source: Box<dyn ContentSource>,
     files: HashMap<Id, Watched>,
+    /// Large mapped files.
+    pub(super) mapped: MappedFiles,
 }
 
 #[derive(Debug)]
@@ -50,7 +53,7 @@ struct Watched {
 
 impl WatchedFiles {
     pub(super) fn new(source: Box<dyn ContentSource>) -> Self {
-        Self { source, files: HashMap::new() }
+        Self { source, files: HashMap::new(), mapped: MappedFiles::default() }
     }
 
     pub(super) fn source(&self) -> &dyn ContentSource {
@@ -60,6 +63,7 @@ impl WatchedFiles {
     /// Sets the mark of a file, so that descriptions that are opened from now on can report changes.
     pub(super) fn mark(&mut self, file: BorrowedFd<'_>, stat: &Stat, mark: Mark) -> Result<()> {
         let id = (stat.st_dev, stat.st_ino);
+        let mark = if self.mapped.needs_events(id) { Mark::Active } else { mark };
         let key = key_of(file, stat)?;
         // With another key, the entry belongs to a removed file that had the same inode number. The mark of this file is
         // gone.

@@ -10,12 +10,10 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use rustix::fs::{SeekFrom, Stat};
-use rustix::io::Errno;
+use rustix::fs::Stat;
 
-use super::descriptors::reopen;
-use super::epoch::{Content, Id, Pages};
-use super::paths::path_of;
+use super::descriptors::{data_behind, reopen};
+use super::epoch::{Content, Id, Pages, Part};
 use super::state::State;
 use super::watched::Mark;
 use crate::error::Result;
@@ -48,7 +46,11 @@ impl State {
         let id = (found.st_dev, found.st_ino);
         let Some(old) = self.epoch.inodes.get(&id) else { return Ok(()) };
         let size = old.size;
-        if !matches!(old.content, Content::Whole | Content::OfImage) {
+        if matches!(old.content, Content::Shadow(_)) {
+            self.save(file, found, 0, size)?;
+            // The caller silences the events of the file.
+            self.watched.mapped.note_call(id, Part::All);
+        } else if !matches!(old.content, Content::Whole | Content::OfImage) {
             let mut methods: Vec<_> = METHODS
                 .iter()
                 .filter_map(|method| Some((method.cost(self, size, found.st_dev)?, *method)))
@@ -147,18 +149,4 @@ impl State {
         }
         Ok(())
     }
-}
-
-/// Returns the next range with data at or after an offset, clipped to `size`. Returns an empty range at the end.
-fn data_behind(source: BorrowedFd<'_>, at: u64, size: u64) -> Result<(u64, u64)> {
-    let failed = |errno| sys::Error::path("look for holes in", path_of(source), errno);
-    let data = match rustix::fs::seek(source, SeekFrom::Data(at)) {
-        Ok(data) => data.min(size),
-        Err(Errno::NXIO) => return Ok((size, size)),
-        // A file system without SEEK_DATA shows no holes.
-        Err(Errno::INVAL) => return Ok((at, size)),
-        Err(errno) => return Err(failed(errno).into()),
-    };
-    let hole = rustix::fs::seek(source, SeekFrom::Hole(data)).map_err(failed)?;
-    Ok((data, hole.min(size)))
 }

@@ -108,6 +108,10 @@ impl FileSystem for Files {
         self.disk.write_at(*node, 0, &data)
     }
 
+    fn update(&self, node: &u64, from: &Path) -> Result<()> {
+        self.copy(node, from)
+    }
+
     fn set(&self, node: &u64, attributes: &Attributes) -> Result<()> {
         self.disk.set_attributes(*node, attributes)
     }
