@@ -145,7 +145,8 @@ fn a_rollback_that_was_asked_for_by_name_ignores_syncs() {
     wait(&mut guarded.guardian);
 }
 
-/// A program that appends lines to `data`. After its first checkpoint, it maps a file that is too large for a rollback.
+/// A program that appends lines to `data`. After its first checkpoint, it maps a file that is too large for a rollback
+/// without the feature dirty-tracker.
 const MAPPING: &str = r#"exec python3 -c '
 import mmap, os, time
 data = open("data", "a")
@@ -168,7 +169,10 @@ while not os.path.exists("stop"):
 #[test]
 fn beyond_the_bound_a_program_starts_beside_its_present_files() {
     let Some(lab) = lab(false) else { return };
-    let guarded = Guarded::run(&lab, &["--files", "rewind", "--files-back-max", "500ms"], MAPPING);
+    let words = ["run", "--name", "job", "--every", "50ms", "--files", "rewind", "--files-back-max", "500ms"];
+    let mut command = lab.undying(words.iter().chain(&["--", "sh", "-c", MAPPING]));
+    command.env("UNDYING_FEATURES_OFF", "dirty-tracker");
+    let guarded = Guarded { lab: &lab, guardian: command.spawn().unwrap() };
     guarded.await_checkpoints(2);
     let death_now = guarded.status()["death_now"].clone();
     assert_eq!(death_now["brings"], "restore", "{death_now}");
