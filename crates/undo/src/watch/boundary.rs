@@ -89,9 +89,9 @@ impl State {
         if let Some(why) = &found.missed {
             self.break_epoch(why);
         }
-        self.unseen.clone_from(&found.unseen);
+        self.unreported.unseen.clone_from(&found.unseen);
         self.choose_tracked(&mut found.armed, open, mapped);
-        self.uncovered = found.uncovered.iter().map(|(_, path)| path.clone()).collect();
+        self.unreported.paths = found.uncovered.iter().map(|(_, path)| path.clone()).collect();
         let is_demanded = self.costs.take_demand();
         let costs = self.epoch.is_touched && self.epoch.broken.is_none() && !is_demanded;
         if costs && self.costs.are_too_high() {
@@ -168,7 +168,7 @@ impl State {
             // The file was not marked when it was opened, so that this open file description never reports changes. The
             // path led to another file when the watch answered the open, or recording has failed.
             found.armed.remove(&id);
-            if !self.unseen.contains(&id) {
+            if !self.unreported.unseen.contains(&id) {
                 found.missed =
                     Some(format!("{} changed its name while the program opened it", path.display()));
             }
@@ -205,7 +205,7 @@ impl State {
 
     /// Reports whether the watch has detected the open or the creation of a file.
     fn was_seen(&mut self, file: BorrowedFd<'_>, stat: &Stat, key: &FileKey) -> Result<bool> {
-        if self.unseen.contains(&(stat.st_dev, stat.st_ino)) {
+        if self.unreported.unseen.contains(&(stat.st_dev, stat.st_ino)) {
             return Ok(false);
         }
         let was_open = || {

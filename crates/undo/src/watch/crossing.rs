@@ -10,8 +10,8 @@ use std::os::fd::AsFd;
 
 use model::Tid;
 
-use super::crossings::{Doing, Place};
-use super::descriptors::{duplicate, stat};
+use super::crossings::{Doing, place_of};
+use super::descriptors::duplicate;
 use super::epoch::Part;
 use super::paths::Entry;
 use super::state::State;
@@ -53,9 +53,4 @@ impl State {
         self.calls.crossings.note(thread, Doing::Moves(place, file));
         Ok(())
     }
-}
-
-pub(super) fn place_of(entry: &Entry) -> Result<Place> {
-    let directory = stat(entry.directory.as_fd())?;
-    Ok(((directory.st_dev, directory.st_ino), entry.name.clone()))
 }

@@ -1,16 +1,20 @@
 //! Calls of the subject's threads that were answered and may still be in progress.
 //!
-//! Owns: for each thread, the name that its call may open, or the name to which its call may move a file.
+//! Owns: for each thread, the name that its call may open, the name to which its call may move a file, or the names that
+//! make its call fail.
 //! Does not: record files; `crossing` does.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use model::Tid;
 
+use super::descriptors::stat;
 use super::epoch::{Id, Part};
-use super::refused::Refused;
+use super::paths::Entry;
+use crate::error::Result;
+use crate::rights::Rights;
 
 /// A name: the directory, and one path component.
 pub(super) type Place = (Id, OsString);
@@ -22,6 +26,23 @@ pub(super) enum Doing {
     Moves(Place, OwnedFd),
     /// The call will be refused, and is not recorded.
     Refused(Refused),
+}
+
+/// A call that will be refused unless another thread changes one of these names.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) names: Vec<Place>,
+    /// A directory that is not empty.
+    pub(super) inside: Option<Id>,
+    /// The entry to remove, or the two entries of a rename.
+    pub(super) entries: Vec<Entry>,
+    /// The rights of the thread.
+    pub(super) rights: Option<Rights>,
+}
+
+pub(super) fn place_of(entry: &Entry) -> Result<Place> {
+    let directory = stat(entry.directory.as_fd())?;
+    Ok(((directory.st_dev, directory.st_ino), entry.name.clone()))
 }
 
 /// The calls that may be in progress, by thread.

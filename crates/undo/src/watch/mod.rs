@@ -440,7 +440,7 @@ impl Watch {
         WatchReport {
             broken: state.epoch.broken.clone(),
             last_break: state.last_break.clone(),
-            uncovered: state.uncovered.clone(),
+            uncovered: state.unreported.paths.clone(),
             newest_exact: state.boundaries.newest(),
             bytes: state.log.bytes(),
             cost: state.costs.share(),

@@ -15,25 +15,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use model::Tid;
 use rustix::fs::{Dir, FileType, Mode, OFlags, Stat};
 
-use super::crossing::place_of;
-use super::crossings::{Doing, Place};
+use super::crossings::{Doing, Refused, place_of};
 use super::descriptors::{duplicate, key_of, stat};
-use super::epoch::Id;
 use super::paths::Entry;
 use super::state::State;
 use crate::error::Result;
-use crate::rights::Rights;
-
-/// A call that will be refused unless another thread changes one of these names.
-#[derive(Debug)]
-pub(super) struct Refused {
-    names: Vec<Place>,
-    /// A directory that is not empty.
-    inside: Option<Id>,
-    /// The entry to remove, or the two entries of a rename.
-    entries: Vec<Entry>,
-    rights: Option<Rights>,
-}
 
 /// A file that a name leads to.
 pub(super) type Found = (OwnedFd, Stat);
@@ -48,7 +34,7 @@ impl State {
         is_directory: bool,
     ) -> Result<bool> {
         let is_other = is_folder(&found.1) != is_directory;
-        if !is_other && !(is_directory && !is_empty(found.0.as_fd())) {
+        if !is_other && (!is_directory || is_empty(found.0.as_fd())) {
             return Ok(false);
         }
         self.is_refused(thread, &[entry], (!is_other).then_some(found))
@@ -64,7 +50,7 @@ impl State {
     ) -> Result<bool> {
         let is_same = (source.1.st_dev, source.1.st_ino) == (target.1.st_dev, target.1.st_ino);
         let is_other = is_same || is_folder(&source.1) != is_folder(&target.1);
-        if !is_other && !(is_folder(&target.1) && !is_empty(target.0.as_fd())) {
+        if !is_other && (!is_folder(&target.1) || is_empty(target.0.as_fd())) {
             return Ok(false);
         }
         self.is_refused(thread, &[from, to], (!is_other).then_some(target))

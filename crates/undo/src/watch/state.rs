@@ -44,9 +44,7 @@ pub(super) struct State {
     pub(super) file_systems: FileSystems,
     pub(super) boundaries: Boundaries,
     pub(super) costs: Costs,
-    pub(super) uncovered: Vec<PathBuf>,
-    /// Files that were open at the newest boundary, and of which an open file description reports no changes.
-    pub(super) unseen: HashSet<Id>,
+    pub(super) unreported: Unreported,
     /// The reason for the last broken epoch.
     pub(super) last_break: Option<String>,
     pub(super) calls: Calls,
@@ -58,6 +56,14 @@ pub(super) struct State {
 /// Maximum difference between the time of a change and the time that a file system records for it. A file system
 /// records the time of the last timer interrupt.
 const FILE_TIME_STEP: Duration = Duration::from_millis(20);
+
+/// Files that were open or mapped at the newest boundary, and can change undetected.
+#[derive(Debug, Default)]
+pub(super) struct Unreported {
+    pub(super) paths: Vec<PathBuf>,
+    /// Those files of which an open file description reports no changes, because its open was not detected.
+    pub(super) unseen: HashSet<Id>,
+}
 
 /// The calls of the subject.
 #[derive(Debug)]
@@ -90,8 +96,7 @@ impl State {
             file_systems: FileSystems::default(),
             boundaries,
             costs,
-            uncovered: Vec::new(),
-            unseen: HashSet::new(),
+            unreported: Unreported::default(),
             last_break: None,
             calls: Calls { crossings: Crossings::default(), callers, rights: None },
             is_restoring: false,

@@ -50,21 +50,18 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     // The process may have ended since it was found.
     request.runs_already =
         request.runs_already.filter(|key| procfs::key(key.pid).is_ok_and(|now| now == *key));
-    if let Some(pid) = request.adopted() {
-        ancestry::refuse(pid)?;
-        ancestry::refuse_guarded(pid)?;
-    }
+    request.adopted().map_or(Ok(()), refuse_own)?;
     let (policy, no_rewind) = watching::choose(&request)?;
     let mut tracking = tracking(&request)?;
     let output =
         request.holds_output.then(|| HeldOutput::start(request.every, host.clock.now())).transpose()?;
-    let mark = output.as_ref().map(HeldOutput::mark);
-    let Ground { store, mut claim, streams, watching, log } = Ground::prepare(&request, policy, &host, mark)?;
+    let Ground { store, mut claim, streams, watching, log } =
+        Ground::prepare(&request, policy, &host, output.as_ref().map(HeldOutput::mark))?;
     tracking.watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
     tracking.hold = output.as_ref().map(HeldOutput::hold);
     let mut children = request.child_signals.then(Children::listen).transpose()?;
-    let begun = run_or_adopt(&request, &host, (&store, &claim), (&streams, watching.as_deref()))?;
-    let (subject, requests, first) = begun;
+    let (subject, requests, first) =
+        run_or_adopt(&request, &host, (&store, &claim), (&streams, watching.as_deref()))?;
     claim.use_it();
     let beginning = beginning(&store, &claim, first)?;
     children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
@@ -116,6 +113,12 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     };
     guard.report_begin(no_rewind.as_deref());
     Ok(guard)
+}
+
+/// Refuses to adopt a process that this process descends from, or that another guardian protects.
+fn refuse_own(pid: Pid) -> Result<()> {
+    ancestry::refuse(pid)?;
+    ancestry::refuse_guarded(pid)
 }
 
 /// The root, the socket for requests, and the sequence number of the first checkpoint.
