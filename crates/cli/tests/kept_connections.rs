@@ -193,7 +193,7 @@ fn the_end_of_an_idle_connection_is_seen_before_the_next_checkpoint() {
     }
     let lab = Lab::new();
     let guarded = Guarded::run(&lab, &["--every", "900ms"], SERVER);
-    let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(&lab)).collect();
+    let mut clients: Vec<Client> = (0..8).map(|_| Client::connect(&lab)).collect();
     guarded.await_checkpoints(3);
     let mut quickest = EVERY;
     for client in &mut clients {

@@ -44,7 +44,8 @@ pub const FOWNER: u64 = 1 << 3;
 pub const SYS_ADMIN: u64 = 1 << 21;
 /// CAP_SETFCAP as a bit of a capability set.
 pub const SETFCAP: u64 = 1 << 31;
-const FSETID: u64 = 1 << 4;
+/// CAP_FSETID as a bit of a capability set.
+pub const FSETID: u64 = 1 << 4;
 const LINUX_IMMUTABLE: u64 = 1 << 9;
 const MKNOD: u64 = 1 << 27;
 /// The capabilities that decide about access to files. setfsuid(2) drops them when the file-system user changes

@@ -88,6 +88,27 @@ impl Rights {
         self.files.user == now.user && may_set_user && may_set_group
     }
 
+    /// Reports whether the thread may set the mode bits for set-user-ID and set-group-ID of a file that has this owner
+    /// then.
+    pub(crate) fn may_set_ids(&self, mode: u32, owner: Owner) -> bool {
+        const SET_USER_ID: u32 = 0o4000;
+        const SET_GROUP_ID: u32 = 0o2000;
+        let is_in_group = owner.group == self.files.group
+            || self.files.supplementary.contains(&owner.group)
+            || self.has(file_rights::FSETID, owner);
+        (mode & (SET_USER_ID | SET_GROUP_ID) == 0 || self.owns(owner))
+            && (mode & SET_GROUP_ID == 0 || is_in_group)
+    }
+
+    /// Reports whether the thread may set or remove an extended attribute of [`Aspects::PRIVILEGED`].
+    pub(crate) fn may_set_privileged(&self, name: &[u8], owner: Owner) -> bool {
+        if name == b"security.capability" {
+            self.has(file_rights::SETFCAP, owner)
+        } else {
+            self.has_everywhere(file_rights::SYS_ADMIN)
+        }
+    }
+
     /// Reports whether the sticky bit of a directory protects a file in this directory from the thread.
     pub(crate) fn is_kept_out(&self, directory_mode: u32, directory: Owner, file: Owner) -> bool {
         const STICKY: u32 = 0o1000;
@@ -109,11 +130,24 @@ impl Aspects {
     pub(crate) const CONTENT: Self = Self(1);
     /// The access time and the modification time.
     pub(crate) const TIMES: Self = Self(2);
-    /// Owner, group, mode, ACL and file capabilities.
+    /// Owner, group, mode and ACL.
     pub(crate) const RIGHTS: Self = Self(4);
-    /// Other extended attributes.
+    /// Extended attributes that the owner of a file or a thread that may write the file can set.
     pub(crate) const EXTENDED: Self = Self(8);
-    pub(crate) const ALL: Self = Self(15);
+    /// Extended attributes that need a capability: file capabilities and `trusted.*`.
+    pub(crate) const PRIVILEGED: Self = Self(16);
+    pub(crate) const ALL: Self = Self(31);
+
+    /// Returns the aspect to which an extended attribute belongs.
+    pub(crate) fn of_extended(name: &[u8]) -> Self {
+        if name.starts_with(b"system.") {
+            Self::RIGHTS
+        } else if name.starts_with(b"security.") || name.starts_with(b"trusted.") {
+            Self::PRIVILEGED
+        } else {
+            Self::EXTENDED
+        }
+    }
 
     pub(crate) fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -144,11 +178,6 @@ impl BitOrAssign for Aspects {
     fn bitor_assign(&mut self, other: Self) {
         self.0 |= other.0;
     }
-}
-
-/// Reports whether an extended attribute belongs to [`Aspects::RIGHTS`].
-pub(crate) fn is_of_rights(name: &[u8]) -> bool {
-    name.starts_with(b"system.") || name.starts_with(b"security.")
 }
 
 /// The id of rights in the records of one epoch. An epoch is the time between two successive exact checkpoints, to

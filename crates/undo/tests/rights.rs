@@ -581,3 +581,100 @@ fn calls_that_fail_because_of_the_present_names_leave_no_trace() {
     watch.go_back(Sequence(0), &[]).unwrap();
     assert!(before == picture(&root), "{before:?}\n{:?}", picture(&root));
 }
+
+/// Lets `taken.py` make a change, then lets root make changes, and rolls the files back.
+fn after_changes_by_root(
+    way: &str,
+    root_changes: impl Fn(&Path),
+    check: impl Fn(&Path, Result<(), UndoError>),
+) {
+    if let Some(missing) = unsupported() {
+        return println!("unsupported: {missing}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
+    let root = place.path().join("files");
+    fs::create_dir_all(root.join("d")).unwrap();
+    for (name, mode) in [("capable", 0o755), ("noted", 0o644), ("of a group", 0o2755)] {
+        fs::write(root.join(name), "at first").unwrap();
+        let group = if name == "of a group" { 61010 } else { 61001 };
+        chown(root.join(name), Some(61001), Some(group)).unwrap();
+        fs::set_permissions(root.join(name), Permissions::from_mode(mode)).unwrap();
+    }
+    fs::write(root.join("f"), "of root").unwrap();
+    chown(root.join("d"), Some(61001), Some(61001)).unwrap();
+    chown(&root, Some(61001), Some(61001)).unwrap();
+    // cap_net_admin=ep, as struct vfs_cap_data.
+    let capability = [1, 0, 0, 2, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let none = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(root.join("capable"), "security.capability", &capability, none).unwrap();
+    let watch = watch(place.path());
+    let mut subject = Subject::start(&watch, "taken.py", &[root.to_str().unwrap(), way]);
+    assert_eq!(subject.next(), "");
+    root_changes(&root);
+    let before = picture(place.path());
+    subject.kill();
+    watch.subject_ended().unwrap();
+    let outcome = watch.go_back(Sequence(0), &[]).map(drop);
+    if outcome.is_err() {
+        let after = picture(place.path());
+        let own = |picture: &Picture| -> Vec<PathBuf> {
+            let paths = picture.nodes.values().map(|node| node.path.clone());
+            paths.filter(|path| !path.starts_with(place.path().join("undo"))).collect()
+        };
+        assert_eq!(own(&before), own(&after), "a refused rollback has changed names");
+    }
+    check(&root, outcome);
+}
+
+#[test]
+fn attributes_that_need_a_capability_stay_as_root_has_left_them() {
+    let none = rustix::fs::XattrFlags::empty();
+    after_changes_by_root(
+        "attributes",
+        |root| {
+            rustix::fs::removexattr(root.join("capable"), "security.capability").unwrap();
+            rustix::fs::setxattr(root.join("noted"), "trusted.root", b"by root", none).unwrap();
+        },
+        |root, outcome| {
+            outcome.unwrap();
+            let value = |name: &str, attribute: &str| {
+                let mut value = [0; 64];
+                let length = rustix::fs::getxattr(root.join(name), attribute, &mut value[..]).ok()?;
+                Some(value[..length].to_vec())
+            };
+            assert_eq!(root.join("capable").metadata().unwrap().mode() & 0o7777, 0o755);
+            assert_eq!(value("capable", "security.capability"), None);
+            assert_eq!(value("noted", "user.a"), None);
+            assert_eq!(value("noted", "trusted.root"), Some(b"by root".to_vec()));
+        },
+    );
+}
+
+#[test]
+fn a_set_group_id_bit_of_a_foreign_group_does_not_come_back() {
+    after_changes_by_root(
+        "group",
+        |_| (),
+        |root, outcome| {
+            assert!(matches!(outcome, Err(UndoError::Denied { .. })), "{outcome:?}");
+            assert_eq!(root.join("of a group").metadata().unwrap().mode() & 0o7777, 0o700);
+        },
+    );
+}
+
+#[test]
+fn what_root_has_moved_to_its_own_directory_stays_there() {
+    for (way, name) in [("file", "f moved"), ("directory", "d moved")] {
+        let take = |root: &Path| {
+            let own = root.parent().unwrap().join("of root");
+            fs::create_dir(&own).unwrap();
+            fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
+            fs::rename(root.join(name), own.join("secret")).unwrap();
+        };
+        after_changes_by_root(way, take, |root, outcome| {
+            assert!(matches!(outcome, Err(UndoError::Denied { .. })), "{outcome:?}");
+            assert!(root.parent().unwrap().join("of root/secret").exists());
+        });
+    }
+}

@@ -12,7 +12,7 @@ use super::files::{FileSystem, Status};
 use crate::error::Result;
 use crate::key::Attributes;
 use crate::log::target::TargetInode;
-use crate::rights::{self, Aspects};
+use crate::rights::Aspects;
 
 /// Returns the attributes that a rollback sets. Returns `None` if the inode already has these attributes. `now` is the
 /// present status.
@@ -35,22 +35,26 @@ pub(crate) fn attributes_to_set<Files: FileSystem>(
 
 /// Returns the aspects in which attributes differ. Ignores content and access times.
 pub(crate) fn differing(one: &Attributes, other: &Attributes) -> Aspects {
-    let of = |attributes: &Attributes, is_of_rights: bool| {
-        let extended = attributes.extended.iter();
-        extended.filter(|(name, _)| rights::is_of_rights(name) == is_of_rights).cloned().collect::<Vec<_>>()
-    };
     let rights = |attributes: &Attributes| (attributes.mode, attributes.owner, attributes.group);
     let mut aspects = Aspects::NONE;
     if one.modified != other.modified {
         aspects |= Aspects::TIMES;
     }
-    if rights(one) != rights(other) || of(one, true) != of(other, true) {
+    if rights(one) != rights(other) {
         aspects |= Aspects::RIGHTS;
     }
-    if of(one, false) != of(other, false) {
-        aspects |= Aspects::EXTENDED;
-    }
-    aspects
+    differing_names(one, other).fold(aspects, |aspects, name| aspects | Aspects::of_extended(name))
+}
+
+/// Returns the names of the extended attributes in which attributes differ.
+pub(crate) fn differing_names<'a>(
+    one: &'a Attributes,
+    other: &'a Attributes,
+) -> impl Iterator<Item = &'a [u8]> {
+    let missing = |of: &'a Attributes, from: &'a Attributes| {
+        of.extended.iter().filter(|pair| !from.extended.contains(pair)).map(|(name, _)| name.as_slice())
+    };
+    missing(one, other).chain(missing(other, one))
 }
 
 /// Returns the present attributes, with the recorded values for some aspects. The length stays: it is set with the
@@ -64,10 +68,7 @@ fn merged(inode: &TargetInode, present: &Attributes, aspects: Aspects) -> Attrib
     if aspects.contains(Aspects::RIGHTS) {
         (wanted.mode, wanted.owner, wanted.group) = (recorded.mode, recorded.owner, recorded.group);
     }
-    let is_taken = |(name, _): &&(Vec<u8>, Vec<u8>)| {
-        let aspect = if rights::is_of_rights(name) { Aspects::RIGHTS } else { Aspects::EXTENDED };
-        aspects.contains(aspect)
-    };
+    let is_taken = |(name, _): &&(Vec<u8>, Vec<u8>)| aspects.contains(Aspects::of_extended(name));
     let others = present.extended.iter().filter(|pair| !is_taken(pair));
     wanted.extended = recorded.extended.iter().filter(is_taken).chain(others).cloned().collect();
     wanted.extended.sort_unstable();

@@ -13,13 +13,16 @@ use std::path::PathBuf;
 
 use sys::file_rights::{self, Access};
 
-use super::attributes::{attributes_to_set, differing};
+use super::attributes::{attributes_to_set, differing, differing_names};
 use super::files::{FileSystem, Status};
 use super::survey::{Survey, WrongName, has_other_content};
 use crate::error::Result;
 use crate::key::{Attributes, FileKey};
 use crate::log::target::{Target, TargetInode};
 use crate::rights::{Aspects, Owner, Rights};
+
+const ASPECTS: [Aspects; 5] =
+    [Aspects::CONTENT, Aspects::TIMES, Aspects::RIGHTS, Aspects::EXTENDED, Aspects::PRIVILEGED];
 
 /// Returns the files that the subject could not roll back itself. An earlier attempt at the rollback was permitted to
 /// change the inodes in `touched`, and may have changed their owners and modes.
@@ -33,7 +36,10 @@ pub(crate) fn denied<Files: FileSystem>(
     for wrong in &survey.wrong {
         let Some(rights) = target.names_by.get(&(wrong.directory, wrong.name.clone())) else { continue };
         let is_known = touched.contains(&target.inodes[wrong.directory].key);
-        if !is_known && !may_change_name(files, target, wrong, rights)? {
+        if !is_known
+            && !(may_change_name(files, target, wrong, rights)?
+                && may_fetch(files, target, survey, wrong, rights)?)
+        {
             paths.push(target.path_of(wrong.directory, &wrong.name));
         }
     }
@@ -71,19 +77,77 @@ fn may_change_name<Files: FileSystem>(
     Ok(false)
 }
 
+/// Reports whether the subject could give an inode back its name from where the inode is now. The subject has left the
+/// inode at a recorded name, or has removed it, so that only links in keep directories are left. In any other case,
+/// another program has moved the inode, perhaps to a place that the subject cannot reach.
+fn may_fetch<Files: FileSystem>(
+    files: &Files,
+    target: &Target,
+    survey: &Survey,
+    wrong: &WrongName,
+    rights: &[Rights],
+) -> Result<bool> {
+    let Some(before) = wrong.before else { return Ok(true) };
+    let (inode, now) = (&target.inodes[before], &survey.now[before]);
+    let (Some(now), None | Some(0)) = (now, survey.counted.get(&before)) else { return Ok(true) };
+    let Some(node) = files.find(&inode.key, &inode.path)? else { return Ok(true) };
+    if now.is_directory() {
+        let Some((above, _)) = files.place_of(&node)? else { return Ok(true) };
+        let place = files.status(&above)?;
+        let is_moved = place.key != target.inodes[wrong.directory].key;
+        return any(rights, |rights| {
+            let (owner, own) = (owner_of(&place.attributes), owner_of(&now.attributes));
+            Ok(!rights.is_kept_out(place.attributes.mode, owner, own)
+                && may(files, &above, &place, rights, Access::CHANGE_NAMES)?
+                && (!is_moved || may(files, &node, now, rights, Access::WRITE)?))
+        });
+    }
+    if now.links <= kept_links(files, &inode.key)? {
+        return Ok(true);
+    }
+    // The rules of `fs.protected_hardlinks`.
+    any(rights, |rights| {
+        let is_safe = now.is_file() && now.attributes.mode & 0o6000 == 0;
+        Ok(rights.owns(owner_of(&now.attributes))
+            || (is_safe && files.permits(&node, rights, Access::READ_WRITE)?))
+    })
+}
+
+fn any(rights: &[Rights], permits: impl Fn(&Rights) -> Result<bool>) -> Result<bool> {
+    for rights in rights {
+        if permits(rights)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the number of links of an inode in keep directories.
+fn kept_links<Files: FileSystem>(files: &Files, key: &FileKey) -> Result<u64> {
+    let mut count = 0;
+    for kept in files.kept()? {
+        if files.status(&kept)?.key.device == key.device {
+            count += files.names(&kept)?.iter().filter(|entry| entry.inode == key.inode).count() as u64;
+        }
+    }
+    Ok(count)
+}
+
 fn may_change<Files: FileSystem>(files: &Files, inode: &TargetInode, now: &Status) -> Result<bool> {
     let wanted = attributes_to_set(files, inode, now)?;
+    let mut present = None;
     let mut aspects = Aspects::NONE;
     if has_other_content(inode, now) {
         aspects |= Aspects::CONTENT;
     }
     if let Some(wanted) = &wanted {
         let Some(node) = files.find(&inode.key, &inode.path)? else { return Ok(true) };
-        let present = Attributes { extended: files.extended(&node)?, ..now.attributes.clone() };
-        aspects |= differing(wanted, &present);
+        let is = present.insert(Attributes { extended: files.extended(&node)?, ..now.attributes.clone() });
+        aspects |= differing(wanted, is);
     }
-    for aspect in [Aspects::CONTENT, Aspects::TIMES, Aspects::RIGHTS, Aspects::EXTENDED] {
-        if aspects.contains(aspect) && !may_change_aspect(files, inode, now, wanted.as_ref(), aspect)? {
+    let change = wanted.as_ref().zip(present.as_ref());
+    for aspect in ASPECTS {
+        if aspects.contains(aspect) && !may_change_aspect(files, inode, now, change, aspect)? {
             return Ok(false);
         }
     }
@@ -94,7 +158,7 @@ fn may_change_aspect<Files: FileSystem>(
     files: &Files,
     inode: &TargetInode,
     now: &Status,
-    wanted: Option<&Attributes>,
+    change: Option<(&Attributes, &Attributes)>,
     aspect: Aspects,
 ) -> Result<bool> {
     let by = if aspect == Aspects::TIMES { Aspects::TIMES | Aspects::CONTENT } else { aspect };
@@ -102,13 +166,12 @@ fn may_change_aspect<Files: FileSystem>(
     for (_, rights) in inode.touched.iter().filter(|(aspects, _)| aspects.intersects(by)) {
         let Some(rights) = rights else { return Ok(true) };
         let is_permitted = match aspect {
-            Aspects::RIGHTS => {
-                let gives = wanted.map(owner_of).filter(|wanted| *wanted != owner);
-                let may_give = |to: Owner| {
-                    rights.may_give(owner, changed(owner.user, to.user), changed(owner.group, to.group))
-                };
-                rights.owns(owner) && gives.is_none_or(may_give)
-            }
+            Aspects::RIGHTS => change.is_none_or(|(wanted, _)| may_set_rights(rights, owner, wanted)),
+            Aspects::PRIVILEGED => change.is_none_or(|(wanted, present)| {
+                differing_names(wanted, present)
+                    .filter(|name| Aspects::of_extended(name) == Aspects::PRIVILEGED)
+                    .all(|name| rights.may_set_privileged(name, owner))
+            }),
             _ => match files.find(&inode.key, &inode.path)? {
                 Some(node) => may(files, &node, now, rights, Access::WRITE)?,
                 None => true,
@@ -119,6 +182,13 @@ fn may_change_aspect<Files: FileSystem>(
         }
     }
     Ok(false)
+}
+
+/// Reports whether the owner, group and mode of a file with the present owner `owner` can be set to the wanted ones.
+fn may_set_rights(rights: &Rights, owner: Owner, wanted: &Attributes) -> bool {
+    let to = owner_of(wanted);
+    let may_give = rights.may_give(owner, changed(owner.user, to.user), changed(owner.group, to.group));
+    rights.owns(owner) && (to == owner || may_give) && rights.may_set_ids(wanted.mode, to)
 }
 
 fn changed(now: u32, wanted: u32) -> Option<u32> {

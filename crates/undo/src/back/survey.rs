@@ -56,6 +56,8 @@ pub(crate) struct Survey {
     pub(crate) belongs: Vec<bool>,
     /// Names that must change, in the order of the target.
     pub(crate) wrong: Vec<WrongName>,
+    /// How many recorded names lead to an inode now, by index in the target.
+    pub(crate) counted: HashMap<Index, u64>,
     /// Inodes that belong to the checkpoint, and whose content or attributes differ or can differ from the checkpoint.
     pub(crate) changed: Vec<Index>,
 }
@@ -77,8 +79,8 @@ impl Survey {
             survey.belongs[index] |= survey.now[index].is_some() && target.kept_before.contains(&inode.key);
         }
         survey.judge_directories(files, target, works)?;
-        let counted = survey.compare_names(files, target)?;
-        survey.judge_files(files, target, works, &counted)?;
+        survey.counted = survey.compare_names(files, target)?;
+        survey.judge_files(files, target, works)?;
         for (index, inode) in target.inodes.iter().enumerate() {
             if survey.belongs[index] && survey.is_changed(files, index, inode)? {
                 survey.changed.push(index);
@@ -174,12 +176,11 @@ impl Survey {
         files: &Files,
         target: &Target,
         works: &[Work<Files::Node>],
-        counted: &HashMap<Index, u64>,
     ) -> Result<()> {
         let mut left = HashMap::new();
         for (index, now) in self.now.iter().enumerate() {
             let Some(now) = now.as_ref().filter(|now| !now.is_directory()) else { continue };
-            let names = now.links.saturating_sub(counted.get(&index).copied().unwrap_or(0));
+            let names = now.links.saturating_sub(self.counted.get(&index).copied().unwrap_or(0));
             if !self.belongs[index] && names > 0 {
                 left.insert(index, names);
             }
@@ -271,7 +272,8 @@ impl Survey {
             // Ignore the times of a directory, because a change of any name in the directory changes the times.
             let is_conflict = !now.is_directory()
                 || attributes_to_set(files, inode, now)?.is_some_and(|wanted| {
-                    differing(&wanted, &now.attributes).intersects(Aspects::RIGHTS | Aspects::EXTENDED)
+                    differing(&wanted, &now.attributes)
+                        .intersects(Aspects::RIGHTS | Aspects::EXTENDED | Aspects::PRIVILEGED)
                 });
             if is_conflict {
                 paths.push(inode.path.clone());

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use super::reader::{self, ReadEpoch};
 use super::record::{self, AnyRecord, KeyMessage};
 use crate::key::{Attributes, FileKey, Time};
-use crate::rights::{self, Aspects, Rights, RightsId, Touch};
+use crate::rights::{Aspects, Rights, RightsId, Touch};
 
 /// Maximum length of a chain of aliases. Each rollback that creates an inode again adds one alias. A longer chain must
 /// be a cycle.
@@ -116,10 +116,7 @@ impl TargetInode {
         if aspects.contains(Aspects::RIGHTS) {
             (own.mode, own.owner, own.group) = (before.mode, before.owner, before.group);
         }
-        let is_taken = |(name, _): &(Vec<u8>, Vec<u8>)| {
-            let aspect = if rights::is_of_rights(name) { Aspects::RIGHTS } else { Aspects::EXTENDED };
-            aspects.contains(aspect)
-        };
+        let is_taken = |(name, _): &(Vec<u8>, Vec<u8>)| aspects.contains(Aspects::of_extended(name));
         own.extended.retain(|pair| !is_taken(pair));
         own.extended.extend(before.extended.iter().filter(|pair| is_taken(pair)).cloned());
     }

@@ -28,7 +28,7 @@ use super::paths::{self, Entry, Place, Sought};
 use super::permission::{Need, Write, is_permitted, may_move};
 use super::state::State;
 use crate::error::Result;
-use crate::rights::{Aspects, is_of_rights};
+use crate::rights::Aspects;
 
 /// Length of the known part of `struct open_how`, in bytes.
 const OPEN_HOW_BYTES: usize = 24;
@@ -357,7 +357,9 @@ fn write_of_open(flags: OFlags) -> Write {
 /// the call fails.
 fn needs_of(thread: Tid, attribute: Attribute) -> Option<(Need, Aspects)> {
     Some(match attribute {
-        Attribute::Mode | Attribute::Owner { .. } => (Need::Change(attribute), Aspects::RIGHTS),
+        Attribute::Mode => (Need::Change(attribute), Aspects::RIGHTS),
+        // The kernel removes the capabilities of a file when its owner changes.
+        Attribute::Owner { .. } => (Need::Change(attribute), Aspects::RIGHTS | Aspects::PRIVILEGED),
         Attribute::Times { values, is_fine } => {
             let is_explicit = values.is_some_and(|values| !(is_fine && is_present(thread, values)));
             (Need::SetTimes { is_explicit }, Aspects::TIMES)
@@ -365,7 +367,7 @@ fn needs_of(thread: Tid, attribute: Attribute) -> Option<(Need, Aspects)> {
         Attribute::Flags => (Need::Change(attribute), Aspects::NONE),
         Attribute::Extended(name) => {
             let name = paths::read(thread, name).ok()?.into_os_string().into_vec();
-            let aspects = if is_of_rights(&name) { Aspects::RIGHTS } else { Aspects::EXTENDED };
+            let aspects = Aspects::of_extended(&name);
             (Need::ChangeExtended(name), aspects)
         }
     })

@@ -17,7 +17,7 @@ use sys::file_rights::{self, Access};
 
 use super::calls::Attribute;
 use super::paths::{Entry, Place};
-use crate::rights::{Owner, Rights, is_of_rights};
+use crate::rights::{Aspects, Owner, Rights};
 
 /// What a call is about to do with a file or name.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -163,15 +163,11 @@ fn may_change_extended(
 ) -> Result<bool, Errno> {
     const STICKY: u32 = 0o1000;
     let owner = Owner::from(stat);
-    let admin = file_rights::SYS_ADMIN;
     if name.starts_with(b"system.") {
         return Ok(rights.owns(owner));
     }
-    if name == b"security.capability" {
-        return Ok(rights.has(file_rights::SETFCAP, owner));
-    }
-    if is_of_rights(name) || name.starts_with(b"trusted.") {
-        return Ok(rights.has_everywhere(admin));
+    if Aspects::of_extended(name) == Aspects::PRIVILEGED {
+        return Ok(rights.may_set_privileged(name, owner));
     }
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => {}

@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Makes one change with the rights of user 61001, who owns ROOT.
+
+Usage: taken.py ROOT WAY. Makes the change at the first line of standard input, and prints an empty line. Then waits for
+further lines.
+"""
+
+import os
+import sys
+
+ROOT, WAY = sys.argv[1:]
+
+
+def path(name):
+    return f"{ROOT}/{name}"
+
+
+def attributes():
+    os.chmod(path("capable"), 0o700)
+    os.setxattr(path("noted"), "user.a", b"by the program")
+
+
+def group():
+    os.chmod(path("of a group"), 0o700)
+
+
+def file():
+    os.rename(path("f"), path("f moved"))
+
+
+def directory():
+    os.rename(path("d"), path("d moved"))
+
+
+def main():
+    os.setgroups([])
+    os.setresgid(61001, 61001, 61001)
+    os.setresuid(61001, 61001, 61001)
+    sys.stdin.readline()
+    {"attributes": attributes, "group": group, "file": file, "directory": directory}[WAY]()
+    print(flush=True)
+    sys.stdin.read()
+
+
+main()
