@@ -79,8 +79,14 @@ fn a_log_is_not_cut_back_once_a_file_beside_it_was_removed() {
     // The interval is long, so that no checkpoint is taken between the merge and the death.
     let mut command =
         lab.undying(["run", "--name", "job", "--every", "2s", "--files", "trim", "--", "sh", "-c", MERGING]);
+    // Where changes are noticed, opening a file for the merge prevents the restore before files are compared.
+    command.env("UNDYING_FEATURES_OFF", "file-notify");
     let guarded = Guarded { lab: &lab, guardian: command.spawn().unwrap() };
     guarded.await_checkpoints(2);
+    let unnoticed = guarded.status()["files"]["unnoticed"].as_str().unwrap_or_default().to_owned();
+    assert!(unnoticed.contains("file-notify"), "{unnoticed}");
+    let said = lab.say(["status", "job"]).stderr;
+    assert!(said.contains("compares only files that were open at the checkpoint"), "{said}");
     std::fs::write(lab.path("merge"), "").unwrap();
     guarded.await_incarnation(2);
     let reason = guarded.status()["fresh"]["reason"].as_str().unwrap_or_default().to_owned();
@@ -160,7 +166,7 @@ fn a_file_changed_in_place_makes_the_restart_a_fresh_one_that_says_why() {
     std::fs::write(&data, "0".repeat(100)).unwrap();
     // `<>` opens the file for reading and writing, so the descriptor may write anywhere in the file.
     let script = format!("exec 7<>{}; echo begun; {}", data.display(), counting("echo $n >&7"));
-    let guarded = Guarded::run(&lab, &["--max-restarts", "99/1m"], &script);
+    let guarded = Guarded::run(&lab, &["--files", "fresh", "--max-restarts", "99/1m"], &script);
     guarded.await_checkpoints(2);
     let status = guarded.status();
     assert_eq!(status["files"]["policy"], "fresh");
@@ -210,7 +216,7 @@ fn a_large_file_that_is_mapped_leaves_the_program_unprotected_and_that_is_said()
     }
     let lab = Lab::new();
     std::fs::write(lab.path("mapping.py"), MAPPING).unwrap();
-    let guarded = Guarded::run(&lab, &[], "exec python3 mapping.py");
+    let guarded = Guarded::run(&lab, &["--files", "fresh"], "exec python3 mapping.py");
     let because = until("the state", || {
         let because = guarded.status()["unprotected_because"].as_str().map(str::to_owned);
         because.filter(|because| because.contains("mapped"))

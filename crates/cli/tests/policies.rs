@@ -263,6 +263,80 @@ while not os.path.exists("stop"):
     assert_eq!(guarded.end(), 0);
 }
 
+/// A program that opens, changes and closes a file, like a journal that is opened for each record. Each start from the
+/// beginning reads the file. The file `wrong` appears if the memory does not match the file.
+const CLOSING: &str = r#"exec python3 -c '
+import os, time
+def read():
+    return int(open("count").read()) if os.path.exists("count") else 0
+n = read()
+open("begun", "a").write("x")
+while not os.path.exists("stop"):
+    if os.path.exists("idle"):
+        time.sleep(0.005)
+        continue
+    if read() != n:
+        open("wrong", "a").write("memory %d, file %d\n" % (n, read()))
+        n = read()
+    n += 1
+    file = os.open("count", os.O_RDWR | os.O_CREAT)
+    os.pwrite(file, b"%08d" % n, 0)
+    os.close(file)
+    time.sleep(0.25)
+'"#;
+
+#[test]
+fn no_memory_is_restored_beside_a_file_that_was_changed_and_closed() {
+    for policy in ["fresh", "trim", "refuse"] {
+        let Some(lab) = lab(false) else { return };
+        let options = ["--every", "50ms", "--files", policy, "--max-restarts", "99/1m"];
+        let mut guarded = Guarded::run(&lab, &options, CLOSING);
+        let begun = || std::fs::read(lab.path("begun")).map_or(0, |begun| begun.len());
+        // No file has changed since the checkpoint.
+        std::fs::write(lab.path("idle"), "").unwrap();
+        guarded.await_checkpoints(3);
+        until("the state", || (guarded.status()["death_now"]["brings"] == "restore").then_some(()));
+        let before = begun();
+        guarded.kill();
+        assert_eq!((begun(), followed(&lab)), (before, "restored".to_owned()), "{}", guarded.said());
+        assert_eq!(guarded.status()["files"]["unnoticed"], Value::Null);
+        std::fs::remove_file(lab.path("idle")).unwrap();
+        let count = || std::fs::read_to_string(lab.path("count")).unwrap_or_default();
+        // A checkpoint between the change and the kill is restored, so the kill is repeated.
+        let is_over = |guarded: &mut Guarded<'_>| guarded.guardian.try_wait().unwrap().is_some();
+        for round in 0.. {
+            let is_done =
+                if policy == "refuse" { is_over(&mut guarded) } else { round >= 5 && begun() > before };
+            if is_done {
+                break;
+            }
+            guarded.await_checkpoints(2);
+            let (root, incarnation, was) = (guarded.root(), guarded.incarnation(), count());
+            until("a change", || (count() != was).then_some(()));
+            root.signal(Signal::KILL).unwrap();
+            until("a restart or the end", || {
+                let is_restarted =
+                    guarded.incarnation() > incarnation && guarded.status()["state"] == "running";
+                (is_restarted || is_over(&mut guarded)).then_some(())
+            });
+        }
+        assert!(!lab.path("wrong").exists(), "{policy}: {}", guarded.said());
+        if policy == "refuse" {
+            assert_eq!(wait(&mut guarded.guardian).code(), Some(3), "{}", guarded.said());
+            assert!(guarded.said().contains("the program has changed files after"), "{}", guarded.said());
+            continue;
+        }
+        let deaths = lab.json(&["deaths", "job"]).to_string();
+        assert!(deaths.contains("it has changed files after checkpoint"), "{policy}: {deaths}");
+        assert!(!lab.store().join("job/undo").exists(), "nothing is recorded");
+        assert_eq!(guarded.end(), 0);
+    }
+}
+
+fn followed(lab: &Lab) -> String {
+    lab.json(&["deaths", "job"])[0]["followed_by"].as_str().unwrap_or_default().to_owned()
+}
+
 #[test]
 fn fresh_touches_no_file() {
     if !supported() {

@@ -20,7 +20,7 @@ const POISONINGS_MAX: usize = 10;
 
 fn run(lab: &Lab, options: &[&str], counter: &[&str]) -> std::process::Child {
     // The counters record their progress in files, and a restart must not roll back these files.
-    let mut words: Vec<String> = ["run", "--name", "job", "--files", "fresh"].map(str::to_owned).to_vec();
+    let mut words: Vec<String> = ["run", "--name", "job", "--files", "keep"].map(str::to_owned).to_vec();
     words.extend(options.iter().map(|word| (*word).to_owned()));
     words.push("--".to_owned());
     words.extend(lab.counter_words(counter));

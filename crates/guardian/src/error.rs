@@ -260,6 +260,15 @@ pub enum GuardianError {
         "{name} has ended and is not restarted: undying did not start {name}, and there is no checkpoint of {name}\nhelp: start the program under `undying run`"
     )]
     NoWayBack { name: String },
+    /// The subject died, and has changed files after its newest checkpoint.
+    /// Row: files-changed-since
+    #[error(
+        "{image} was not restored: the program has changed files after this checkpoint\nhelp: start the program again, or restore its memory beside the present files: `undying restore {image} --files keep`"
+    )]
+    FilesChangedSince {
+        /// The checkpoint, as NAME@SEQ.
+        image: String,
+    },
     /// A status file, which only this program writes, cannot be parsed.
     /// Row: status-damaged
     #[error("{path} is not a valid status file: {why}\nhelp: remove the file; the next run writes it again", path = Escaped(&path.to_string_lossy()))]

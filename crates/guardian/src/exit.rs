@@ -72,6 +72,7 @@ impl GuardianError {
             Self::NotReached { .. }
             | Self::EndNotRecorded { .. }
             | Self::FilesInUse { .. }
+            | Self::FilesChangedSince { .. }
             | Self::OwnTree { .. }
             | Self::KernelThread { .. } => ExitCode::Refused,
             Self::NoStore

@@ -32,6 +32,10 @@ pub struct FilesReport {
     /// Why files are not rolled back. `None` if files are rolled back, or if the user chose another policy.
     #[serde(default)]
     pub because: Option<String>,
+    /// Why a restart compares only files that were open at the checkpoint. `None` if all changes are noticed, or if the
+    /// policy does not compare files.
+    #[serde(default)]
+    pub unnoticed: Option<String>,
     /// The newest checkpoint to which all files can be rolled back, except the files in `uncovered`.
     #[serde(default)]
     pub exact: Option<u64>,

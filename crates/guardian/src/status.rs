@@ -15,7 +15,7 @@ use crate::event::wording::headline;
 use crate::history::age;
 use crate::images;
 use crate::location::StoreLocation;
-use crate::record::{Brings, Failing, Record, SubjectFacts, SubjectState};
+use crate::record::{Brings, DeathNow, Failing, Record, SubjectFacts, SubjectState};
 use crate::run::without_numbers;
 use crate::system::{self, ChannelFacts, ComponentFacts};
 use crate::time;
@@ -177,8 +177,8 @@ fn unprotected(
         if let Some(why) = record.facts.files.lost() {
             return Ok(Some(format!("its files cannot be rolled back to any checkpoint: {}", headline(why))));
         }
-        let too_old = record.facts.death_now.as_ref().filter(|now| now.brings == Brings::PresentFiles);
-        if let Some(why) = too_old.and_then(|now| now.why.as_ref()) {
+        let unused = |now: &&DeathNow| matches!(now.brings, Brings::PresentFiles | Brings::End);
+        if let Some(why) = record.facts.death_now.as_ref().filter(unused).and_then(|now| now.why.as_ref()) {
             return Ok(Some(headline(why)));
         }
         return Ok(record

@@ -29,8 +29,8 @@ pub use pace::Pauses;
 pub use restarts::RestartLimit;
 pub use status::{ChangedFiles, RestartPolicy, SubjectStatus, Success};
 pub use subject::{
-    Action, Beginning, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, Plan, Prospect,
-    RestoreError, Sliced, State, Step, Subject, Survey,
+    Action, Beginning, Death, End, Event, Failure, FileChanges, FreshReason, LateReason, NotTaken, Notice,
+    Plan, Prospect, RestoreError, Sliced, State, Step, Subject, Survey,
 };
 pub use supervisor::{
     AfterGiveUp, Complainant, ComplaintRefusal, ComponentId, ComponentPlan, ComponentState, GroupPlan, Order,

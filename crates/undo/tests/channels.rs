@@ -93,9 +93,9 @@ fn calls_of_channels_are_handled_and_only_bind_is_recorded() {
     watch.after_pause();
     let mut command = Command::new("python3");
     command.args(["-c", PROGRAM]).current_dir(&root).stdin(Stdio::null()).stdout(Stdio::piped());
-    let pending = watch.prepare(&mut command).unwrap();
+    let pending = watch.calls().prepare(&mut command).unwrap();
     let child = command.spawn().unwrap();
-    watch.started(pending).unwrap();
+    watch.calls().started(pending).unwrap();
     let began = Instant::now();
     // Calls of other threads must be answered while the call of connect(2) is held.
     while notes.aside.lock().unwrap().is_none() || !root.join("beside").exists() {

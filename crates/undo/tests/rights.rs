@@ -42,9 +42,9 @@ impl Subject {
         let mut command = Command::new("python3");
         command.arg(program).args(words);
         command.stdin(Stdio::piped()).stdout(written.try_clone().unwrap()).stderr(written).process_group(0);
-        let pending = watch.prepare(&mut command).unwrap();
+        let pending = watch.calls().prepare(&mut command).unwrap();
         let mut child = command.spawn().unwrap();
-        watch.started(pending).unwrap();
+        watch.calls().started(pending).unwrap();
         let input = child.stdin.take().unwrap();
         drop(command);
         Self { child, input, output: BufReader::new(output) }

@@ -188,12 +188,12 @@ possible, else trim]";
 const FILES_LONG: &str = "\
 What a restart does with files that the program has changed since the checkpoint. rewind: these files are rolled back \
 to the checkpoint, with their names and attributes; files that the program has created since are moved aside (`undying \
-files NAME`). Needs Linux 6.14 or later and CAP_SYS_ADMIN. fresh: no file is touched; if a file of the checkpoint has \
-changed, the program starts from its beginning and recovers from its files, as without undying. trim: a file to which \
+files NAME`). Needs Linux 6.14 or later and CAP_SYS_ADMIN. fresh: no file is touched; if the program has \
+changed a file, it starts from its beginning and recovers from its files, as without undying. trim: a file to which \
 the program has only appended is truncated to its length at the checkpoint, and the removed data is kept in the store; \
-if another file of the checkpoint has changed, or a file in the same directory was removed, the program starts from its \
+if it has changed another file, or a file in the same directory was removed, the program starts from its \
 beginning. keep: the program is restored, and its files are not rolled back; this destroys databases and repeats lines \
-of logs. refuse: undying exits with code 3 if a file of the checkpoint has changed. Without this option: rewind if it \
+of logs. refuse: undying exits with code 3 if the program has changed a file. Without this option: rewind if it \
 is possible, else trim, with a message that names the reason";
 
 const FILES_BACK_MAX: &str = "\

@@ -142,6 +142,12 @@ fn tell_files(subject: &SubjectReport) {
             guardian::one_line(why)
         ));
     }
+    if let Some(why) = &files.unnoticed {
+        print::say(format_args!(
+            "{name}: a restart compares only files that were open at the checkpoint: {}",
+            guardian::one_line(why)
+        ));
+    }
     let apart = Duration::from_micros(files.apart_us);
     if apart.as_secs_f64() * subject.facts.requested_hz > 1.0 {
         print::say(format_args!(

@@ -47,7 +47,7 @@ impl<'a> Guarded<'a> {
         }
         if !options.contains(&"--files") {
             // A script records its progress in files, and a restart must not roll back these files.
-            words.extend(["--files", "fresh"]);
+            words.extend(["--files", "keep"]);
         }
         words.extend(["--", "sh", "-c", script]);
         Self { lab, guardian: lab.undying(words).spawn().unwrap() }

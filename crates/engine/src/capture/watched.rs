@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use model::Sequence;
 use resource::files::MappedForWriting;
-use undo::watch::{Boundary, MappedFile, OpenFile, Watch};
+use undo::watch::{Boundary, CheckpointWatch, MappedFile, OpenFile};
 
 use super::before::Before;
 
 /// Notifies the watch that the tree runs again, when the value is dropped.
 #[derive(Debug)]
-pub(super) struct AfterPause(Arc<Watch>);
+pub(super) struct AfterPause(Arc<dyn CheckpointWatch>);
 
 impl Drop for AfterPause {
     fn drop(&mut self) {
@@ -28,7 +28,7 @@ impl Drop for AfterPause {
 /// The watch over the files of a subject, if there is one.
 #[derive(Default)]
 pub(super) struct Watched {
-    watch: Option<Arc<Watch>>,
+    watch: Option<Arc<dyn CheckpointWatch>>,
     sequence: Sequence,
     /// The boundary that the watch returned in the last pause. It says whether a rollback of files to the
     /// checkpoint is exact.
@@ -38,7 +38,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    pub(super) fn new(watch: Arc<Watch>) -> Self {
+    pub(super) fn new(watch: Arc<dyn CheckpointWatch>) -> Self {
         Self { watch: Some(watch), ..Self::default() }
     }
 
@@ -69,7 +69,7 @@ impl Watched {
             })
             .collect();
         self.after.get_or_insert_with(|| AfterPause(Arc::clone(watch)));
-        self.boundary = Some(watch.boundary(self.sequence, &open, &mapped));
+        self.boundary = watch.boundary(self.sequence, &open, &mapped);
     }
 
     /// Notifies the watch that the tree runs again.

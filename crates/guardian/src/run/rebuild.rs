@@ -24,6 +24,7 @@ use model::{Pid, ProcessKey, Sequence};
 use store::{Store, SubjectName};
 use supervise::{ChangedFiles, RestoreError, Survey};
 use sys::clock::Clock;
+use undo::watch::CallReports;
 
 use super::blame;
 use super::channels::ComponentChannels;
@@ -31,7 +32,7 @@ use super::launch::Launch;
 use super::leftovers::{Owner, ProcessReaper};
 use super::mapped_files::MappedFiles;
 use super::requests::VARIABLE;
-use super::watching::{BEGINNING, Watching};
+use super::watching::{self, BEGINNING, FileWatch, Watching};
 use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
@@ -78,8 +79,8 @@ pub(super) struct Rebuild {
     pub(super) owner: Owner,
     /// What a restart does with files that have changed.
     pub(super) policy: ChangedFiles,
-    /// The watch over the files of the subject. `None` if files are not rolled back.
-    pub(super) watching: Option<Arc<Watching>>,
+    /// The watch over the files of the subject.
+    pub(super) file_watch: FileWatch,
     pub(super) foreground: SharedForeground,
     /// The mapped files that the checkpoints need.
     pub(super) mapped: MappedFiles,
@@ -102,6 +103,11 @@ pub(super) struct Attempt {
 }
 
 impl Rebuild {
+    /// Returns the watch that rolls files back.
+    pub(super) fn watching(&self) -> Option<&Watching> {
+        self.file_watch.watching()
+    }
+
     /// Ends every process that the dead root has left, including the `known` processes of an adopted root.
     pub(super) fn clear(&self, known: &[ProcessKey], spared: &HashSet<ProcessKey>) -> Result<()> {
         self.host.reaper.clear(self.owner, self.subject.pid(), known, spared)?;
@@ -112,7 +118,7 @@ impl Rebuild {
     /// Records that no process of the subject is left. After a failed restore, processes may already have run and changed
     /// files, so the next rollback needs this record, too.
     fn note_end(&self) -> Result<()> {
-        Ok(self.watching.as_ref().map_or(Ok(()), |watching| watching.watch.subject_ended())?)
+        Ok(self.watching().map_or(Ok(()), |watching| watching.watch.subject_ended())?)
     }
 
     /// Lists the checkpoints of the subject. The checkpoints `in_flight` are still being written, and may become
@@ -127,17 +133,20 @@ impl Rebuild {
 
     /// Returns the newest checkpoint to which files can be rolled back, if no file has changed since.
     pub(super) fn unchanged(&self) -> Option<Sequence> {
-        self.watching.as_ref().and_then(|watching| watching.watch.unchanged())
+        self.watching().and_then(|watching| watching.watch.unchanged())
     }
 
     /// Returns these checkpoints as committed, with the checkpoints to which files can be rolled back. Does not
     /// determine `unchanged`, which reads the attributes of all open files.
     pub(super) fn survey_of(&self, committed: Vec<Sequence>) -> Survey {
-        let Some(watching) = &self.watching else { return Survey { committed, ..Survey::default() } };
+        let changes = self.file_watch.changes();
+        let Some(watching) = self.watching() else {
+            return Survey { committed, changes, ..Survey::default() };
+        };
         let (exact, reaches_beginning) = (watching.exact(&committed), watching.reaches_beginning());
         let reached: Vec<Sequence> =
             reaches_beginning.then_some(BEGINNING).into_iter().chain(exact.iter().copied()).collect();
-        Survey { committed, exact, reaches_beginning, unchanged: None, told: watching.told(&reached) }
+        Survey { committed, exact, reaches_beginning, told: watching.told(&reached), ..Survey::default() }
     }
 
     /// Rolls files back, and builds the processes of a checkpoint. `opened_later` are files that later checkpoints have
@@ -186,8 +195,8 @@ impl Rebuild {
         self.host.reaper.clear(self.owner, self.subject.pid(), &[], &HashSet::new())?;
         if is_with_files {
             self.take_files_back(BEGINNING, None, &[], events)?;
-        } else if let Some(watching) = &self.watching {
-            watching.start_over()?;
+        } else {
+            self.file_watch.start_over()?;
         }
         // The new root may have another pid, so the dead root is reaped now.
         self.subject.reap();
@@ -200,7 +209,7 @@ impl Rebuild {
     /// Takes the steps of a restore that change no file.
     fn prepare(&self, sequence: Sequence, spared: &HashSet<ProcessKey>) -> Result<PreparedRestore> {
         self.host.reaper.clear(self.owner, self.subject.pid(), &[], spared)?;
-        self.watching.as_ref().map_or(Ok(()), |watching| watching.watch.repair())?;
+        self.file_watch.calls().map_or(Ok(()), CallReports::repair)?;
         self.launch.channels.as_ref().map_or(Ok(()), ComponentChannels::repair)?;
         let reader = self.store.read(&self.store.get(&self.name, sequence)?)?;
         let prepared = PreparedRestore::read(reader)?;
@@ -240,7 +249,7 @@ impl Rebuild {
         let restored = outcome?;
         events.extend(RunEvent::connections(sequence, &restored.connections));
         lock(&self.foreground).accepted(restored.foreground);
-        if self.watching.is_some() {
+        if self.file_watch.calls().is_some() {
             channels.iter().for_each(|channels| channels.begin(true));
         }
         let subject = Subject::child(restored.root)?;
@@ -265,7 +274,7 @@ impl Rebuild {
         opened_later: &[PathBuf],
         events: &mut Vec<RunEvent>,
     ) -> Result<Covered> {
-        let Some(watching) = &self.watching else { return Ok(Covered::Nothing) };
+        let Some(watching) = self.watching() else { return Ok(Covered::Nothing) };
         let (leave, of_others) = self.streams.that_stay();
         if let Some(prepared) = prepared {
             self.compare_uncovered(watching, prepared, opened_later)?;
@@ -310,11 +319,11 @@ impl Rebuild {
     /// Returns the seccomp filter of a tree that is restored, if the tree needs a filter.
     fn filter(&self) -> Option<FilterInstall> {
         let channels = || self.launch.channels.as_ref().map(ComponentChannels::filter);
-        self.watching.as_deref().map(Watching::filter).or_else(channels)
+        self.file_watch.calls().map(watching::filter).or_else(channels)
     }
 
     fn spawn(&self, words: &[OsString], requests: &str) -> Result<Subject> {
-        spawn(words, &self.host, (&self.launch, &self.streams), requests, self.watching.as_deref())
+        spawn(words, &self.host, (&self.launch, &self.streams), requests, self.file_watch.calls())
     }
 }
 
@@ -329,7 +338,7 @@ pub(super) fn spawn(
     host: &Shared,
     (launch, streams): (&Launch, &Streams),
     requests: &str,
-    watching: Option<&Watching>,
+    calls: Option<&CallReports>,
 ) -> Result<Subject> {
     let (program, arguments) = words.split_first().ok_or_else(no_command)?;
     let mut command = Command::new(program);
@@ -340,10 +349,10 @@ pub(super) fn spawn(
         let source = sys::Error::path("execute", Path::new(program), error);
         GuardianError::Command { command: program.clone(), source }
     };
-    match (watching, &launch.channels) {
-        (Some(watching), channels) => {
+    match (calls, &launch.channels) {
+        (Some(calls), channels) => {
             channels.iter().for_each(|channels| channels.begin(false));
-            Subject::child(watching.spawn(&mut command, launch, failed)?)
+            Subject::child(watching::spawn(calls, &mut command, launch, failed)?)
         }
         (None, Some(channels)) => Subject::child(Pid(channels
             .spawn(&mut command, |command| launch.prepare_user(command), failed)?

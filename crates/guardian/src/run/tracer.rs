@@ -24,7 +24,7 @@ use sys::Error;
 use sys::clock::Clock;
 use sys::packet_hold::PacketHold;
 use track::{TrackError, TrackerKind};
-use undo::watch::Watch;
+use undo::watch::CheckpointWatch;
 
 use super::request::{RunRequest, TRACKER_DEFAULT};
 use crate::error::{GuardianError, Result};
@@ -57,7 +57,7 @@ pub(crate) struct Tracking {
     pub(super) kind: &'static dyn TrackerKind,
     pub(super) request: RunRequest,
     /// Binds the state of files to each checkpoint, if files are watched.
-    pub(super) watch: Option<Arc<Watch>>,
+    pub(super) watch: Option<Arc<dyn CheckpointWatch>>,
     /// Holds the network output of the subject, if output is held.
     pub(super) hold: Option<Arc<PacketHold>>,
 }

@@ -18,17 +18,18 @@ use std::sync::Arc;
 use engine::{Covered, FilterInstall};
 use model::{Pid, Sequence};
 use rustix::fs::SeekFrom;
-use supervise::ChangedFiles;
+use supervise::{ChangedFiles, FileChanges};
 use sys::clock::Clock;
 use sys::listener_holder::ListenerHolder;
 use sys::packet_hold::SocketMark;
+use sys::socket_call::CallHandler;
 use sys::{Errno, Error};
 use undo::UndoError;
 use undo::back::WentBack;
-use undo::watch::{OpenFile, Watch, WatchOptions};
+use undo::watch::{CallReports, CheckpointWatch, Notice, OpenFile, Watch, WatchOptions};
 
 use super::launch::Launch;
-use super::output;
+use super::output::{self, MarksSockets};
 use super::request::RunRequest;
 use crate::error::{GuardianError, Result};
 use crate::streams::Streams;
@@ -43,31 +44,52 @@ const HELD: usize = 2;
 /// Why the files of an adopted program are not watched.
 const RUNS_ALREADY: &str = "a program that runs already has files open that were not watched";
 
-/// Chooses the file policy of a run. If no policy was requested and files cannot be rolled back, also returns the
-/// reason.
+/// The treatment of files in a run.
+#[derive(Debug, Default)]
+pub(super) struct Choice {
+    pub(super) policy: ChangedFiles,
+    /// Why files are not rolled back, if no policy was requested.
+    pub(super) no_rewind: Option<String>,
+    /// Whether changes of all files are noticed, so that no restart restores memory beside changed files.
+    pub(super) is_noticing: bool,
+    /// Why changes of files that are closed at a checkpoint are not noticed, although the policy compares files.
+    pub(super) unnoticed: Option<String>,
+}
+
+impl Choice {
+    fn of(policy: ChangedFiles) -> Self {
+        Self { policy, ..Self::default() }
+    }
+}
+
+/// Chooses the file policy of a run.
 ///
 /// # Errors
 ///
 /// `NoRewind` if rollback was requested by name and is impossible. `OutputForgotten` or `OutputNeedsRewind` if output is
 /// held, and a restart could ignore the checkpoint that has released the output.
-pub(super) fn choose(request: &RunRequest) -> Result<(ChangedFiles, Option<String>)> {
+pub(super) fn choose(request: &RunRequest) -> Result<Choice> {
     if request.every.is_none() {
         // There is no checkpoint to which files could be rolled back.
-        return Ok((ChangedFiles::Keep, None));
+        return Ok(Choice::of(ChangedFiles::Keep));
     }
     let is_adopted = request.adopted().is_some();
     let impossible = if is_adopted { Some(RUNS_ALREADY.to_owned()) } else { Watch::missing() };
-    let (policy, why) = choose_files(request.files, impossible)?;
+    let (policy, why) = choose_files(request.files, impossible.clone())?;
     if request.holds_output {
         check_output(request, policy, why.as_ref().filter(|_| !is_adopted))?;
     }
     if request.dry_run_tracking && policy == ChangedFiles::Rewind {
         // There is no checkpoint to which files could be rolled back.
-        return Ok((ChangedFiles::Fresh, None));
+        return Ok(Choice::of(ChangedFiles::Fresh));
     }
     // No operator expects a rollback of files for an adopted program, so the reason is not reported. However, held
     // output promises that the program does not forget the output.
-    Ok((policy, why.filter(|_| !is_adopted || request.holds_output)))
+    let no_rewind = why.filter(|_| !is_adopted || request.holds_output);
+    let compares = matches!(policy, ChangedFiles::Fresh | ChangedFiles::Refuse | ChangedFiles::Trim)
+        && !request.dry_run_tracking;
+    let is_noticing = compares && impossible.is_none();
+    Ok(Choice { policy, no_rewind, is_noticing, unnoticed: impossible.filter(|_| compares) })
 }
 
 /// Chooses the file policy of a run. `impossible` is the reason why files cannot be rolled back. `None` means that
@@ -105,7 +127,119 @@ fn check_output(request: &RunRequest, policy: ChangedFiles, missing: Option<&Str
     Err(GuardianError::OutputForgotten { why })
 }
 
-/// The file watch of one run.
+/// The watch over the files of a subject.
+#[derive(Clone, Debug, Default)]
+pub(super) enum FileWatch {
+    /// Files are not watched.
+    #[default]
+    None,
+    /// Changes of files are noticed.
+    Notices(Arc<Notice>),
+    /// Files are rolled back.
+    RollsBack(Arc<Watching>),
+}
+
+impl FileWatch {
+    /// Starts to notice changes of a subject that is to be started. The parameters are those of [`Watching::start`].
+    pub(super) fn notice(request: &RunRequest, holder: ListenerHolder, mark: Option<SocketMark>) -> Self {
+        let notice = Notice::new(holder);
+        Self::Notices(Arc::new(match handler(request, mark) {
+            Some(handler) => notice.with_channels(handler),
+            None => notice,
+        }))
+    }
+
+    /// Returns the watch that rolls files back.
+    pub(super) fn watching(&self) -> Option<&Watching> {
+        if let Self::RollsBack(watching) = self { Some(watching) } else { None }
+    }
+
+    /// Returns the reports of the notified system calls of the program.
+    pub(super) fn calls(&self) -> Option<&CallReports> {
+        match self {
+            Self::None => None,
+            Self::Notices(notice) => Some(notice.calls()),
+            Self::RollsBack(watching) => Some(watching.watch.calls()),
+        }
+    }
+
+    /// Returns the watch that binds the state of files to checkpoints.
+    pub(super) fn of_checkpoints(&self) -> Option<Arc<dyn CheckpointWatch>> {
+        match self {
+            Self::None => None,
+            Self::Notices(notice) => Some(Arc::clone(notice) as Arc<dyn CheckpointWatch>),
+            Self::RollsBack(watching) => Some(Arc::clone(&watching.watch) as Arc<dyn CheckpointWatch>),
+        }
+    }
+
+    /// Returns what is known about changes of files, if files are not rolled back.
+    pub(super) fn changes(&self) -> FileChanges {
+        match self {
+            Self::Notices(notice) => {
+                notice.unchanged_since().map_or(FileChanges::AfterNewest, FileChanges::NoneSince)
+            }
+            Self::None | Self::RollsBack(_) => FileChanges::Unknown,
+        }
+    }
+
+    /// Records that the program starts from its beginning with the files as they are.
+    pub(super) fn start_over(&self) -> Result<()> {
+        match self {
+            Self::None => Ok(()),
+            Self::Notices(notice) => {
+                notice.start_over();
+                Ok(())
+            }
+            Self::RollsBack(watching) => watching.start_over(),
+        }
+    }
+}
+
+/// Returns the handler of the socket calls that the filter reports, if there is one. `mark` is the mark of sockets whose
+/// output is held.
+fn handler(request: &RunRequest, mark: Option<SocketMark>) -> Option<Arc<dyn CallHandler>> {
+    match (&request.launch.channels, mark) {
+        (Some(channels), _) => Some(channels.handler()),
+        (None, Some(mark)) => Some(Arc::new(MarksSockets(mark))),
+        (None, None) => None,
+    }
+}
+
+/// Starts a program with the seccomp filter. The watch answers the notified system calls of the program from the first
+/// call on.
+pub(super) fn spawn(
+    calls: &CallReports,
+    command: &mut Command,
+    launch: &Launch,
+    failed: impl FnOnce(std::io::Error) -> GuardianError,
+) -> Result<Pid> {
+    let pending = calls.prepare(command)?;
+    // Installing the filter needs the privileges of this program, so the privileges are dropped afterwards.
+    launch.prepare_user(command)?;
+    let mut child = command.spawn().map_err(failed)?;
+    if let Err(error) = calls.started(pending) {
+        // Without a receiver, the notified calls of the program would wait forever.
+        let _ = child.kill();
+        return Err(error.into());
+    }
+    Ok(Pid(child.id() as i32))
+}
+
+/// Returns the seccomp filter for a restored tree. The watch answers the notified calls of the tree from the first
+/// instruction on.
+pub(super) fn filter(calls: &CallReports) -> FilterInstall {
+    let program = calls.filter();
+    let calls = calls.clone();
+    let attach = move |listener| {
+        calls.attach(listener).map_err(|error| match error {
+            UndoError::Kernel(error) => error,
+            other => Error::new(format!("watch the files of the program: {other}"), Errno::EINVAL),
+        })
+    };
+    FilterInstall { program, listener: Box::new(attach) }
+}
+
+/// The file watch of one run whose files are rolled back.
 #[derive(Debug)]
 pub(crate) struct Watching {
     pub(super) watch: Arc<Watch>,
@@ -144,10 +278,9 @@ impl Watching {
         let shared = streams.written()?;
         let streams = streams.written()?.into_iter().map(offset).collect();
         let watch = Watch::start(options, holder)?.with_shared_files(shared);
-        let watch = match (&request.launch.channels, mark) {
-            (Some(channels), _) => watch.with_channels(channels.handler()),
-            (None, Some(mark)) => watch.with_channels(Arc::new(output::MarksSockets(mark))),
-            (None, None) => watch,
+        let watch = match handler(request, mark) {
+            Some(handler) => watch.with_channels(handler),
+            None => watch,
         };
         let respects_syncs = request.files.is_none() && !request.holds_output;
         let watching = Self { watch: Arc::new(watch), streams, respects_syncs };
@@ -185,39 +318,6 @@ impl Watching {
                 let _ = rustix::fs::seek(file, SeekFrom::Start(*offset));
             }
         }
-    }
-
-    /// Starts a program with the seccomp filter. The watch answers the notified system calls of the program from the
-    /// first call on.
-    pub(super) fn spawn(
-        &self,
-        command: &mut Command,
-        launch: &Launch,
-        failed: impl FnOnce(std::io::Error) -> GuardianError,
-    ) -> Result<Pid> {
-        let pending = self.watch.prepare(command)?;
-        // Installing the filter needs the privileges of this program, so the privileges are dropped afterwards.
-        launch.prepare_user(command)?;
-        let mut child = command.spawn().map_err(failed)?;
-        if let Err(error) = self.watch.started(pending) {
-            // Without a receiver, the notified calls of the program would wait forever.
-            let _ = child.kill();
-            return Err(error.into());
-        }
-        Ok(Pid(child.id() as i32))
-    }
-
-    /// Returns the seccomp filter for a restored tree. The watch answers the notified calls of the tree from the first
-    /// instruction on.
-    pub(super) fn filter(&self) -> FilterInstall {
-        let watch = Arc::clone(&self.watch);
-        let attach = move |listener| {
-            watch.attach(listener).map_err(|error| match error {
-                UndoError::Kernel(error) => error,
-                other => Error::new(format!("watch the files of the program: {other}"), Errno::EINVAL),
-            })
-        };
-        FilterInstall { program: self.watch.own_filter(), listener: Box::new(attach) }
     }
 
     /// Returns the checkpoints in `committed` to which files can be rolled back, in the same order.

@@ -310,6 +310,9 @@ impl Subject {
                 self.actions.push(Action::Report(Notice::NotBegunAnew));
                 self.state = State::Ended(End::GaveUp(death.status));
             }
+            Prospect::Refused(newest) => {
+                self.state = State::Ended(End::Failed(Failure::ChangedSince(newest)));
+            }
             Prospect::BegunAnew(why) => self.start(false, failed.or(why)),
         }
     }
@@ -470,8 +473,7 @@ mod tests {
             committed: numbers(&[3, 4, 5, 6]),
             exact: numbers(&[0, 2, 3, 5, 7]),
             reaches_beginning: true,
-            unchanged: None,
-            told: Vec::new(),
+            ..Survey::default()
         };
         assert_eq!(crash(&mut subject, &survey, now), [Action::Restore(Sequence(5))]);
         subject.step(now, Event::Restored);

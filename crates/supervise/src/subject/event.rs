@@ -135,6 +135,8 @@ pub enum Failure {
     },
     /// The restart would have to start the program from its beginning, but `undying` cannot start an adopted program.
     NoWayBack,
+    /// The program has changed files after this checkpoint, the newest, and the plan refuses to restart in this case.
+    ChangedSince(Sequence),
 }
 
 impl State {
@@ -301,6 +303,32 @@ pub struct Survey {
     /// The checkpoints after which the program has made data durable, and has then sent data to a peer. The peer may
     /// rely on the durable data. The number 0 means the beginning of the program.
     pub told: Vec<Sequence>,
+    /// What is known about changes of files by the program.
+    pub changes: FileChanges,
+}
+
+/// What is known about changes of files by the program, with a plan that never restores memory beside changed files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FileChanges {
+    /// Nothing: changes are not noticed. The restore compares the files that were open at the checkpoint.
+    #[default]
+    Unknown,
+    /// After this checkpoint, the program has changed no file except files that were open at the checkpoint. The restore
+    /// compares these files.
+    NoneSince(Sequence),
+    /// The program has changed files after its newest checkpoint.
+    AfterNewest,
+}
+
+impl FileChanges {
+    /// Reports whether a restore of a checkpoint is possible, as far as is known.
+    pub(super) fn permit(self, sequence: Sequence) -> bool {
+        match self {
+            Self::Unknown => true,
+            Self::NoneSince(oldest) => sequence >= oldest,
+            Self::AfterNewest => false,
+        }
+    }
 }
 
 /// What a restart does.
@@ -316,6 +344,9 @@ pub enum Prospect {
     /// The program is not restarted: each checkpoint has led to another death, and files cannot be rolled back to the
     /// beginning of the program.
     GivenUp,
+    /// The program is not restarted: it has changed files after this checkpoint, the newest, and the plan refuses to
+    /// restart in this case.
+    Refused(Sequence),
 }
 
 /// An instruction to the guardian.
@@ -388,6 +419,8 @@ pub enum FreshReason {
     },
     /// Files have changed since the checkpoint whose restore was tried.
     FilesChanged,
+    /// The program has changed files after this checkpoint, the newest.
+    ChangedSince(Sequence),
     /// Files cannot be rolled back to any checkpoint.
     NoneExact,
     /// The newest checkpoint to which files can be rolled back is older than `Plan::files_back_max`, and files have

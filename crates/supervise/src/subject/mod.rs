@@ -37,8 +37,8 @@ use event::BEGINNING;
 use run_time::RunTime;
 
 pub use event::{
-    Action, Death, End, Event, Failure, FreshReason, LateReason, NotTaken, Notice, Prospect, RestoreError,
-    Sliced, State, Step, Survey,
+    Action, Death, End, Event, Failure, FileChanges, FreshReason, LateReason, NotTaken, Notice, Prospect,
+    RestoreError, Sliced, State, Step, Survey,
 };
 
 /// The decisions made before a run begins.

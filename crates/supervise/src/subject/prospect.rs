@@ -2,7 +2,8 @@
 //!
 //! A usable checkpoint is committed, belongs to this program, and is not excluded. Repeated deaths or a failed restore
 //! exclude a checkpoint. If the plan rolls files back, a rollback to the checkpoint must be possible. The undo log,
-//! which contains earlier contents of files, determines the checkpoints to which a rollback is possible.
+//! which contains earlier contents of files, determines the checkpoints to which a rollback is possible. If the changes
+//! of files are noticed, the program must not have changed a file after the checkpoint.
 //!
 //! A rollback discards what the program has written since the checkpoint. The plan bounds this loss: if the newest
 //! usable checkpoint is older than `Plan::files_back_max`, and files have changed since, the program starts from its
@@ -33,6 +34,12 @@ impl Subject {
         let newest = self.suspicion.choose(&usable);
         if let Some(newest) = newest.filter(|newest| !self.is_too_old(*newest, survey, at)) {
             return Prospect::Restored(newest);
+        }
+        if let Some(newest) = committed.last().filter(|_| usable.is_empty() && !self.goes_back()) {
+            return match self.plan.files {
+                ChangedFiles::Refuse => Prospect::Refused(*newest),
+                _ => Prospect::BegunAnew(Some(FreshReason::ChangedSince(*newest))),
+            };
         }
         let none_exact = (self.goes_back() && !committed.is_empty()).then_some(FreshReason::NoneExact);
         if self.can_begin_again(survey, at) {
@@ -109,16 +116,18 @@ impl Subject {
     }
 
     /// Returns the given checkpoints to which files can be rolled back. If the plan does not roll files back, returns
-    /// all given checkpoints.
+    /// the given checkpoints after which no change of a file was noticed.
     pub(super) fn usable(&self, survey: &Survey, checkpoints: &[Sequence]) -> Vec<Sequence> {
-        let is_usable = |sequence: &&Sequence| !self.goes_back() || survey.exact.contains(sequence);
+        let is_usable = |sequence: &&Sequence| {
+            if self.goes_back() { survey.exact.contains(sequence) } else { survey.changes.permit(**sequence) }
+        };
         checkpoints.iter().filter(is_usable).copied().collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::{Action, End, Event, Failure, Notice, RestoreError};
+    use super::super::event::{Action, End, Event, Failure, FileChanges, Notice, RestoreError};
     use super::super::{Beginning, Plan};
     use super::*;
     use crate::back_off::BackOffPlan;
@@ -193,6 +202,37 @@ mod tests {
                 Prospect::Restored(Sequence(1)),
                 "{files:?}"
             );
+        }
+    }
+
+    #[test]
+    fn no_memory_is_restored_beside_files_that_the_program_has_changed() {
+        let now = Instant::now();
+        let survey = |changes| Survey { changes, ..reached(&[1]) };
+        let (none, newer) = (FileChanges::NoneSince(Sequence(1)), FileChanges::NoneSince(Sequence(2)));
+        for files in [ChangedFiles::Fresh, ChangedFiles::Refuse, ChangedFiles::Trim] {
+            let mut subject = subject(now);
+            subject.plan.files = files;
+            for changes in [FileChanges::Unknown, none] {
+                let restored = Prospect::Restored(Sequence(1));
+                assert_eq!(subject.prospect(&survey(changes), now), restored, "{files:?} {changes:?}");
+            }
+            let is_refused = files == ChangedFiles::Refuse;
+            let anew = Prospect::BegunAnew(Some(FreshReason::ChangedSince(Sequence(1))));
+            let expected = if is_refused { Prospect::Refused(Sequence(1)) } else { anew };
+            for changes in [FileChanges::AfterNewest, newer] {
+                assert_eq!(subject.prospect(&survey(changes), now), expected, "{files:?} {changes:?}");
+            }
+            let without_checkpoints = Survey { committed: Vec::new(), ..survey(FileChanges::AfterNewest) };
+            assert_eq!(subject.prospect(&without_checkpoints, now), Prospect::BegunAnew(None));
+            let actions = crash(&mut subject, &survey(FileChanges::AfterNewest), now);
+            if is_refused {
+                let failure = Failure::ChangedSince(Sequence(1));
+                assert_eq!((actions, subject.state()), (Vec::new(), State::Ended(End::Failed(failure))));
+            } else {
+                let why = Some(FreshReason::ChangedSince(Sequence(1)));
+                assert_eq!(actions, [Action::Start { is_with_files: false, why }]);
+            }
         }
     }
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use model::Sequence;
 use undying_supervise::{
-    Action, ChangedFiles, End, Event, Fault, FreshReason, Notice, Plan, RestartPolicy, RestoreError, State,
-    Step, Subject, SubjectStatus, Survey,
+    Action, ChangedFiles, End, Event, Fault, FileChanges, FreshReason, Notice, Plan, RestartPolicy,
+    RestoreError, State, Step, Subject, SubjectStatus, Survey,
 };
 
 /// The number of events and action lists that a failure prints.
@@ -85,6 +85,7 @@ struct LastDeath {
     reaches_beginning: bool,
     unchanged: Option<Sequence>,
     told: Vec<Sequence>,
+    changes: FileChanges,
     /// The status of the death before this death.
     before: Option<SubjectStatus>,
 }
@@ -104,6 +105,7 @@ impl Judge {
             reaches_beginning: false,
             unchanged: None,
             told: Vec::new(),
+            changes: FileChanges::Unknown,
             before: None,
         };
         Self {
@@ -152,6 +154,7 @@ impl Judge {
             reaches_beginning: false,
             unchanged: None,
             told: Vec::new(),
+            changes: FileChanges::Unknown,
             before,
         };
     }
@@ -160,6 +163,7 @@ impl Judge {
         self.death.reaches_beginning = survey.reaches_beginning;
         self.death.unchanged = survey.unchanged;
         self.death.told.clone_from(&survey.told);
+        self.death.changes = survey.changes;
     }
 
     /// Records an event, before the subject handles the event.
@@ -355,6 +359,12 @@ impl Judge {
         let is_exact = self.plan.files != ChangedFiles::Rewind || exact.contains(&sequence);
         self.assert(store.contains(&sequence), "a checkpoint is restored that is not committed");
         self.assert(is_exact, "a checkpoint is restored that files cannot be rolled back to");
+        let is_beside_changes = match self.death.changes {
+            FileChanges::Unknown => false,
+            FileChanges::NoneSince(oldest) => sequence < oldest,
+            FileChanges::AfterNewest => true,
+        };
+        self.assert(!is_beside_changes, "memory is restored beside files that have changed");
         self.assert(sequence >= subject.first_sequence(), "a checkpoint of another program is restored");
         self.assert(sequence < self.death.next, "a checkpoint is restored that is newer than the death");
         self.assert(!self.unusable.contains(&sequence), "a checkpoint is restored that is not to be used");

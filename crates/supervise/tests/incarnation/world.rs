@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use model::{Sequence, Signal};
 use undying_supervise::{
-    Action, BackOffPlan, Beginning, ChangedFiles, End, Event, Fault, FreshReason, NotTaken, Notice, Plan,
-    RestartLimit, RestartPolicy, RestoreError, Sliced, State, Subject, SubjectStatus, Success, Survey,
+    Action, BackOffPlan, Beginning, ChangedFiles, End, Event, Fault, FileChanges, FreshReason, NotTaken,
+    Notice, Plan, RestartLimit, RestartPolicy, RestoreError, Sliced, State, Subject, SubjectStatus, Success,
+    Survey,
 };
 
 use super::judge::Judge;
@@ -413,7 +414,17 @@ impl World {
         let told =
             self.random.u64(..8).checked_sub(6).map_or(0, |later| self.next.get().saturating_sub(later));
         let told = (0..told).map(Sequence).collect();
-        Survey { committed, exact, reaches_beginning: self.random.bool(), unchanged, told }
+        let is_noticed = matches!(self.plan.files, ChangedFiles::Fresh | ChangedFiles::Refuse);
+        let changes = match self.random.u8(..4) {
+            0 if is_noticed => FileChanges::AfterNewest,
+            1 if is_noticed => {
+                let at = self.random.usize(..committed.len().max(1));
+                committed.get(at).map_or(FileChanges::AfterNewest, |at| FileChanges::NoneSince(*at))
+            }
+            _ => FileChanges::Unknown,
+        };
+        let reaches_beginning = self.random.bool();
+        Survey { committed, exact, reaches_beginning, unchanged, told, changes }
     }
 
     /// Invalidates checkpoints. Some of these checkpoints are already complete in the store, and their commit is

@@ -308,17 +308,7 @@ impl State {
     }
 
     fn before_bind(&mut self, thread: Tid, address: Address, length: ByteCount) -> Result<()> {
-        let length = (length.get() as usize).min(SOCKET_ADDRESS_BYTES);
-        let mut bytes = vec![0; length];
-        if length <= FAMILY_BYTES || process_memory::read(Pid(thread.get()), address, &mut bytes).is_err() {
-            return Ok(());
-        }
-        let path: Vec<u8> = bytes[FAMILY_BYTES..].iter().copied().take_while(|byte| *byte != 0).collect();
-        // An abstract name or an empty name is not a file.
-        if u16::from_ne_bytes([bytes[0], bytes[1]]) != AF_UNIX || path.is_empty() {
-            return Ok(());
-        }
-        let path = PathBuf::from(OsString::from_vec(path));
+        let Some(path) = socket_path(thread, address, length) else { return Ok(()) };
         match self.place(paths::seek_path(thread, path), &Need::Create)? {
             Some(Place::Entry(entry)) => self.make(&entry),
             _ => Ok(()),
@@ -326,9 +316,22 @@ impl State {
     }
 }
 
+/// Returns the path of a socket address in the memory of the subject. Returns `None` if the address is not a path.
+pub(super) fn socket_path(thread: Tid, address: Address, length: ByteCount) -> Option<PathBuf> {
+    let length = (length.get() as usize).min(SOCKET_ADDRESS_BYTES);
+    let mut bytes = vec![0; length];
+    if length <= FAMILY_BYTES || process_memory::read(Pid(thread.get()), address, &mut bytes).is_err() {
+        return None;
+    }
+    let path: Vec<u8> = bytes[FAMILY_BYTES..].iter().copied().take_while(|byte| *byte != 0).collect();
+    // An abstract name or an empty name is not a file.
+    let is_path = u16::from_ne_bytes([bytes[0], bytes[1]]) == AF_UNIX && !path.is_empty();
+    is_path.then(|| PathBuf::from(OsString::from_vec(path)))
+}
+
 /// Reads the flags of openat2(2) from the memory of the subject. If they cannot be read, the call fails, and the change
 /// remains `OpenHow`.
-fn with_flags(thread: Tid, change: Change) -> Change {
+pub(super) fn with_flags(thread: Tid, change: Change) -> Change {
     let Change::OpenHow(at, how) = change else { return change };
     let mut bytes = [0; OPEN_HOW_BYTES];
     if process_memory::read(Pid(thread.get()), how, &mut bytes).is_err() {

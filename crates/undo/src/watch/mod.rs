@@ -33,10 +33,12 @@ mod file_systems;
 mod mapped;
 mod marks;
 mod names;
+mod notice;
 mod paths;
 mod permission;
 mod rates;
 mod refused;
+mod reports;
 mod state;
 mod tender;
 mod threads;
@@ -44,11 +46,9 @@ mod tracked;
 mod watched;
 mod whole;
 
-use std::fs::{File, OpenOptions};
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,9 +57,7 @@ use rustix::fs::{Mode, OFlags};
 use sys::clock::Clock;
 use sys::features::{self, Feature};
 use sys::listener_holder::ListenerHolder;
-use sys::seccomp_listener::{self, FilterProgram, Listener, Reported};
 use sys::socket_call::CallHandler;
-use sys::watched_start::PendingListener;
 
 use self::boundaries::Boundaries;
 use self::callers::Callers;
@@ -68,11 +66,14 @@ use self::descriptors::{key_of, stat};
 use self::epoch::Armed;
 use self::paths::PATH_ONLY;
 use self::state::State;
-use self::threads::{Fanotify, Shared, Source, answer_calls, answer_events, spawn};
+use self::threads::{Fanotify, Recipient, Shared, answer_events, spawn};
 use crate::back::{self, Conflicts, Durability, WentBack};
 use crate::error::{Result, UndoError};
+use crate::log::UndoLog;
 use crate::log::keep::KeepPlaces;
-use crate::log::{UNWATCHED, UndoLog};
+
+pub use self::notice::Notice;
+pub use self::reports::CallReports;
 
 /// Options of a watch.
 #[derive(Clone, Debug)]
@@ -149,6 +150,46 @@ pub struct WatchReport {
     pub apart: Duration,
 }
 
+/// A watch that binds the state of files to checkpoints.
+pub trait CheckpointWatch: fmt::Debug + Send + Sync {
+    /// Records that the present state of files is the state at checkpoint `sequence`. The caller calls this method
+    /// inside the pause of the checkpoint, while all threads of the subject are stopped. Returns `None` if the watch
+    /// does not roll files back.
+    fn boundary(
+        &self,
+        sequence: Sequence,
+        open: &[OpenFile<'_>],
+        mapped: &[MappedFile<'_>],
+    ) -> Option<Boundary>;
+
+    /// Completes a boundary after the pause.
+    fn after_pause(&self);
+}
+
+impl CheckpointWatch for Watch {
+    fn boundary(
+        &self,
+        sequence: Sequence,
+        open: &[OpenFile<'_>],
+        mapped: &[MappedFile<'_>],
+    ) -> Option<Boundary> {
+        Some(self.boundary(sequence, open, mapped))
+    }
+
+    fn after_pause(&self) {
+        self.after_pause();
+    }
+}
+
+impl CheckpointWatch for Notice {
+    fn boundary(&self, sequence: Sequence, _: &[OpenFile<'_>], _: &[MappedFile<'_>]) -> Option<Boundary> {
+        self.boundary(sequence);
+        None
+    }
+
+    fn after_pause(&self) {}
+}
+
 /// A directory that is on a disk on nearly every machine.
 const OTHER_PLACE: &str = "/var/tmp";
 
@@ -156,10 +197,8 @@ const OTHER_PLACE: &str = "/var/tmp";
 #[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,
-    holder: ListenerHolder,
+    calls: CallReports,
     options: WatchOptions,
-    /// The handler for socket calls: bind(2), listen(2) and connect(2).
-    channels: Option<Arc<dyn CallHandler>>,
     /// Files that the subject shares with this program, and to which this program writes messages.
     shared_files: Vec<OwnedFd>,
 }
@@ -202,15 +241,15 @@ impl Watch {
         let shared = Arc::new(Shared::new(state, events));
         let threads = Arc::clone(&shared);
         spawn("undying-content", move || answer_events(&threads))?;
-        Ok(Self { shared, holder, options, channels: None, shared_files: Vec::new() })
+        let recipient = Arc::clone(&shared) as Arc<dyn Recipient>;
+        let calls = CallReports::new(recipient, holder, Some(options.directory.clone()));
+        Ok(Self { shared, calls, options, shared_files: Vec::new() })
     }
 
-    /// Makes the filters of later incarnations report bind(2), listen(2) and connect(2), too, and sets the handler of
-    /// these calls. The watch records the name that a bind(2) to a path creates, and then calls the handler. listen(2)
-    /// and connect(2) change no file.
+    /// Sets the handler of socket calls: see [`CallReports::with_channels`].
     #[must_use]
     pub fn with_channels(mut self, channels: Arc<dyn CallHandler>) -> Self {
-        self.channels = Some(channels);
+        self.calls = self.calls.clone().with_channels(channels);
         self
     }
 
@@ -222,91 +261,13 @@ impl Watch {
         self
     }
 
-    /// Returns the filter for the next incarnation of this subject. During a restore, the caller installs the filter
-    /// with `seccomp_listener::flags_of`, and passes the listener to [`Self::attach`].
-    ///
-    /// If a handler for socket calls is set, the filter reports socket calls, too. If the handler can hold a call for a
-    /// long time, signals can interrupt all reported calls, because a checkpoint must be able to stop the calling
-    /// thread.
+    /// Returns the reports of the calls of the subject.
     #[must_use]
-    pub fn own_filter(&self) -> FilterProgram {
-        let both = || seccomp_listener::filter_program(Reported::FilesAndChannels);
-        match &self.channels {
-            Some(handler) if handler.may_hold() => both().interruptible(),
-            Some(_) => both(),
-            None => Self::filter(),
-        }
+    pub fn calls(&self) -> &CallReports {
+        &self.calls
     }
 
-    /// Returns a filter that does not report socket calls, for an incarnation that is being restored. The caller
-    /// installs the filter, and passes the listener to [`Self::attach`].
-    #[must_use]
-    pub fn filter() -> FilterProgram {
-        seccomp_listener::watch_program()
-    }
-
-    /// Prepares a command, so that the started program is watched from its first instruction on.
-    ///
-    /// # Errors
-    ///
-    /// The filter cannot be prepared.
-    pub fn prepare(&self, command: &mut Command) -> Result<PendingListener> {
-        let program = self.own_filter();
-        let mark = new_mark(&self.options.directory)?;
-        let held = Some((&self.holder, mark.as_fd()));
-        Ok(sys::watched_start::watch_from_start(command, program, held)?)
-    }
-
-    /// Starts to answer the calls of a program, after the caller has started the prepared command. The start has
-    /// already passed the listener to the fd holder.
-    ///
-    /// # Errors
-    ///
-    /// No listener was received, or no thread can be started. After an error, calls of the program wait for ever, and
-    /// the caller must kill the program.
-    pub fn started(&self, pending: PendingListener) -> Result<()> {
-        self.serve(pending.receive()?)
-    }
-
-    /// Replaces the fd holders that have died.
-    ///
-    /// # Errors
-    ///
-    /// No fd holder lives, and none can be created. An incarnation cannot be watched now.
-    pub fn repair(&self) -> Result<()> {
-        Ok(self.holder.repair()?)
-    }
-
-    /// Starts to answer the calls of an incarnation that was restored.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Self::started`].
-    pub fn attach(&self, listener: OwnedFd) -> Result<()> {
-        self.holder.hold(listener.as_fd(), new_mark(&self.options.directory)?.as_fd())?;
-        self.serve(Listener::new(listener)?)
-    }
-
-    fn serve(&self, listener: Listener) -> Result<()> {
-        // If the kernel has no synchronous wake-up, answers are slower but still correct.
-        let _ = listener.use_sync_wake_up();
-        let buffer = self.holder.buffer().ok_or_else(|| {
-            sys::Error::new("find a free buffer for calls of the subject", sys::Errno::ENOSPC)
-        })?;
-        // The restore no longer changes files. From now on, every change of a file is a change by the subject.
-        let mut state = self.shared.state();
-        state.is_restoring = false;
-        let recorded = state.log.running();
-        state.or_break(recorded, "the start of the program");
-        drop(state);
-        let shared = Arc::clone(&self.shared);
-        let (held, channels) = (self.holder.held_calls(), self.channels.clone());
-        let source = Source { listener: Arc::new(listener), buffer, held, channels };
-        spawn("undying-files", move || answer_calls(&shared, source))
-    }
-
-    /// Records that the present state of files is the state at checkpoint `sequence`. The caller calls this method
-    /// inside the pause of the checkpoint, while all threads of the subject are stopped.
+    /// Works like [`CheckpointWatch::boundary`].
     pub fn boundary(&self, sequence: Sequence, open: &[OpenFile<'_>], mapped: &[MappedFile<'_>]) -> Boundary {
         self.shared.state().boundary(sequence, open, mapped)
     }
@@ -478,23 +439,4 @@ impl State {
             Err(error) => Err(error),
         }
     }
-}
-
-/// Creates the file [`UNWATCHED`] for a new incarnation. Removes the file of the previous incarnation.
-fn new_mark(directory: &Path) -> Result<File> {
-    let path = directory.join(UNWATCHED);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(sys::Error::path("remove", &path, error).into());
-        }
-        _ => {}
-    }
-    let mut options = OpenOptions::new();
-    let opened = options
-        .append(true)
-        .create_new(true)
-        .mode(0o600)
-        .custom_flags(OFlags::NOFOLLOW.bits() as i32)
-        .open(&path);
-    Ok(opened.map_err(|error| sys::Error::path("create", &path, error))?)
 }

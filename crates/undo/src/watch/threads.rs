@@ -12,12 +12,13 @@
 //! Does not: record file states; `State` does.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use model::Pid;
+use model::{Pid, Tid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::fanotify::{ContentEvents, Enabler, Event, EventRange, EventReader};
 use sys::listener_holder::{HeldCalls, NotificationBuffer};
@@ -35,6 +36,8 @@ const RETRY: Duration = Duration::from_millis(1);
 /// The time to wait for an event while another thread holds the lock. Most records take about this time, so the lock is
 /// probably free afterwards.
 const LOCK_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000 };
+
+const DEFECT: &str = "a change was not recorded because of a defect in undying";
 
 /// The data that the threads share.
 #[derive(Debug)]
@@ -97,11 +100,41 @@ impl Shared {
     }
 }
 
+/// Receives the calls of a subject that can change files.
+pub(super) trait Recipient: fmt::Debug + Send + Sync {
+    /// Notes that an incarnation begins to run.
+    fn begins(&self);
+
+    /// Handles a call before it is executed. `is_over` reports whether the thread of the call was killed.
+    fn answer(&self, thread: Tid, call: &Call, is_over: &dyn Fn() -> bool);
+
+    /// Notes that a call may have been missed, and why.
+    fn missed(&self, why: &str);
+}
+
+impl Recipient for Shared {
+    fn begins(&self) {
+        // The restore no longer changes files. From now on, every change of a file is a change by the subject.
+        let mut state = self.state();
+        state.is_restoring = false;
+        let recorded = state.log.running();
+        state.or_break(recorded, "the start of the program");
+    }
+
+    fn answer(&self, thread: Tid, call: &Call, is_over: &dyn Fn() -> bool) {
+        self.state().answer(thread, call, is_over);
+    }
+
+    fn missed(&self, why: &str) {
+        self.state().break_epoch(why);
+    }
+}
+
 /// Records a change. A panic of `record` is a defect of this program. After a panic, the epoch is broken, but the call
 /// of the subject continues.
 fn or_break(mut state: MutexGuard<'_, State>, record: impl FnOnce(&mut State)) {
     if catch_unwind(AssertUnwindSafe(|| record(&mut state))).is_err() {
-        state.break_epoch("a change was not recorded because of a defect in undying");
+        state.break_epoch(DEFECT);
     }
 }
 
@@ -117,7 +150,7 @@ pub(super) struct Source {
 
 /// Answers the calls of one incarnation, until no thread of the incarnation is left. An incarnation lasts from one
 /// start or restore to the next death.
-pub(super) fn answer_calls(shared: &Shared, mut source: Source) {
+pub(super) fn answer_calls(recipient: &dyn Recipient, mut source: Source) {
     loop {
         match source.listener.wait(None) {
             Ok(Waited::Ready) => {}
@@ -126,13 +159,13 @@ pub(super) fn answer_calls(shared: &Shared, mut source: Source) {
             // This thread must not end, because no other thread answers calls. The fd holder, a process with a copy of
             // the listener, answers calls only after the death of this program.
             Err(error) => {
-                shared.state().break_epoch(&error.to_string());
+                recipient.missed(&error.to_string());
                 std::thread::sleep(RETRY);
                 continue;
             }
         }
         if matches!(source.listener.receive(&mut source.buffer), Ok(Receipt::Call)) {
-            source.answer(shared);
+            source.answer(recipient);
         }
     }
 }
@@ -140,13 +173,16 @@ pub(super) fn answer_calls(shared: &Shared, mut source: Source) {
 impl Source {
     /// Answers the call that was received last. A socket call is passed to the handler, which can answer the call
     /// itself.
-    fn answer(&self, shared: &Shared) {
+    fn answer(&self, recipient: &dyn Recipient) {
         let kind = kind_of(&self.buffer);
         // Among the socket calls, only bind(2) can change a file: bind(2) to a path creates a name.
         if matches!(kind, None | Some(CallKind::Bind)) {
             let (thread, call) = (self.buffer.tid(), call_of(&self.buffer));
             let is_over = || !self.listener.is_valid(self.buffer.id());
-            or_break(shared.state(), |state| state.answer(thread, &call, is_over));
+            // A panic is a defect of this program. After a panic, the call of the subject continues.
+            if catch_unwind(AssertUnwindSafe(|| recipient.answer(thread, &call, &is_over))).is_err() {
+                recipient.missed(DEFECT);
+            }
         }
         let handled = match &self.channels {
             Some(channels) if kind.is_some() => self.handle(channels.as_ref()),

@@ -33,7 +33,7 @@ use sys::clock::Stopwatch;
 use sys::packet_hold::{PacketHold, PacketNumber};
 use tracee::Urgent;
 use track::{Moment, TrackerKind};
-use undo::watch::Watch;
+use undo::watch::CheckpointWatch;
 
 use self::spaces::Spaces;
 use self::taken::Counts;
@@ -138,7 +138,7 @@ impl Continuous {
     /// Sets a watch over the files of the subject. Each checkpoint is bound to the state of the files in its
     /// pause.
     #[must_use]
-    pub fn watched(self, watch: Arc<Watch>) -> Self {
+    pub fn watched(self, watch: Arc<dyn CheckpointWatch>) -> Self {
         Self { watched: Watched::new(watch), ..self }
     }
 

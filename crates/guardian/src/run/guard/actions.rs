@@ -20,7 +20,7 @@ use super::super::watching::BEGINNING;
 use super::parts::{After, Guard, Progress};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
-use crate::event::wording::{headline_of, output_sent, told};
+use crate::event::wording::{changed_since, headline_of, output_sent, told};
 use crate::record::FreshReport;
 use crate::signals::KILL;
 use crate::time;
@@ -78,7 +78,7 @@ impl Guard {
         };
         self.requests.taking(sequence);
         let is_wanted = matches!(self.driver.machine.state(), State::Checkpointing { is_wanted: true, .. });
-        if let Some(watching) = self.rebuild.watching.as_ref().filter(|_| is_wanted) {
+        if let Some(watching) = self.rebuild.watching().filter(|_| is_wanted) {
             watching.watch.demand_exact();
         }
         self.taking.tracer.take(self.rebuild.subject.key(), options);
@@ -279,7 +279,7 @@ impl Guard {
         let headline = |error: Option<GuardianError>| error.as_ref().map(headline_of).unwrap_or_default();
         match why {
             FreshReason::LastRestart => LAST_RESTART.to_owned(),
-            FreshReason::NotRestorable { tried } if self.rebuild.watching.is_none() => {
+            FreshReason::NotRestorable { tried } if self.rebuild.watching().is_none() => {
                 headline(last.map(|last| self.not_restorable(tried, last)))
             }
             FreshReason::NotRestorable { .. } | FreshReason::FilesChanged => headline(last),
@@ -287,6 +287,7 @@ impl Guard {
             FreshReason::TooOld(sequence) => self.why_too_old(sequence),
             FreshReason::OutputSent(sequence) => output_sent(sequence.get(), &self.why_behind()),
             FreshReason::Told(sequence) => told(sequence.get()),
+            FreshReason::ChangedSince(sequence) => changed_since(sequence.get()),
             FreshReason::FilesStay(BEGINNING) => {
                 format!("files cannot be rolled back to the beginning: {}", headline(last))
             }

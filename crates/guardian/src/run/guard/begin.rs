@@ -16,6 +16,7 @@ use supervise::{Beginning, ChangedFiles, Event, Plan};
 use sys::listener_holder::ListenerHolder;
 use sys::packet_hold::SocketMark;
 use tracee::procfs;
+use undo::watch::CallReports;
 
 use super::super::children::Children;
 use super::super::claim::{Claim, UNDO_DIRECTORY};
@@ -28,7 +29,7 @@ use super::super::rebuild::{Rebuild, Shared, spawn};
 use super::super::request::{Guarded, RunRequest};
 use super::super::requests::Requests;
 use super::super::tracer::{Place, Tracer, Tracking};
-use super::super::watching::{self, Watching};
+use super::super::watching::{self, Choice, FileWatch, Watching};
 use super::parts::{Driver, Guard, Progress, Refusals, ReportedOnce, Taking, Tree, Voice, WatchedFiles};
 use crate::ancestry;
 use crate::error::Result;
@@ -51,22 +52,21 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     request.runs_already =
         request.runs_already.filter(|key| procfs::key(key.pid).is_ok_and(|now| now == *key));
     request.adopted().map_or(Ok(()), refuse_own)?;
-    let (policy, no_rewind) = watching::choose(&request)?;
+    let choice = watching::choose(&request)?;
     let mut tracking = tracking(&request)?;
     let output =
         request.holds_output.then(|| HeldOutput::start(request.every, host.clock.now())).transpose()?;
-    let Ground { store, mut claim, streams, watching, log } =
-        Ground::prepare(&request, policy, &host, output.as_ref().map(HeldOutput::mark))?;
-    tracking.watch = watching.as_ref().map(|watching| Arc::clone(&watching.watch));
+    let Ground { store, mut claim, streams, watch, log } =
+        Ground::prepare(&request, &choice, &host, output.as_ref().map(HeldOutput::mark))?;
+    tracking.watch = watch.of_checkpoints();
     tracking.hold = output.as_ref().map(HeldOutput::hold);
     let mut children = request.child_signals.then(Children::listen).transpose()?;
     let (subject, requests, first) =
-        run_or_adopt(&request, &host, (&store, &claim), (&streams, watching.as_deref()))?;
+        run_or_adopt(&request, &host, (&store, &claim), (&streams, watch.calls()))?;
     claim.use_it();
     let beginning = beginning(&store, &claim, first)?;
     children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
-    let mut record = first_record(&request, &claim, &subject, first, &tracking)?;
-    record.facts.files = first_files(&request, policy, no_rewind.clone());
+    let mut record = first_record((&request, &choice), &claim, &subject, first, &tracking)?;
     requests.name().clone_into(&mut record.requests);
     let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
     let known = descendants(subject.pid());
@@ -78,7 +78,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     };
     let began = host.clock.now();
     let mut guard = Guard {
-        driver: Driver::begin(plan(&request, policy), beginning, began),
+        driver: Driver::begin(plan(&request, choice.policy), beginning, began),
         tree: Tree {
             children,
             child_death: None,
@@ -95,8 +95,8 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
             directory: claim.directory.clone(),
             subject: Arc::new(subject),
             owner,
-            policy,
-            watching,
+            policy: choice.policy,
+            file_watch: watch,
             foreground: Arc::new(Mutex::new(foreground)),
             mapped: MappedFiles::default(),
             host,
@@ -111,7 +111,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
         output,
         voice: Voice::of(journal, record),
     };
-    guard.report_begin(no_rewind.as_deref());
+    guard.report_begin(choice.no_rewind.as_deref());
     Ok(guard)
 }
 
@@ -128,7 +128,7 @@ fn run_or_adopt(
     request: &RunRequest,
     host: &Shared,
     (store, claim): (&Store, &Claim),
-    (streams, watching): (&Streams, Option<&Watching>),
+    (streams, calls): (&Streams, Option<&CallReports>),
 ) -> Result<Begun> {
     match (&request.what, request.adopted()) {
         (_, Some(pid)) => adopt(pid, request, store, claim),
@@ -136,7 +136,7 @@ fn run_or_adopt(
         (Guarded::Command(words), None) => {
             end_leftovers(request, claim)?;
             let requests = Requests::open(None)?;
-            let subject = spawn(words, host, (&request.launch, streams), requests.name(), watching)?;
+            let subject = spawn(words, host, (&request.launch, streams), requests.name(), calls)?;
             Ok((subject, requests, store.next_sequence(&claim.name)?))
         }
     }
@@ -147,7 +147,7 @@ struct Ground {
     store: Store,
     claim: Claim,
     streams: Arc<Streams>,
-    watching: Option<Arc<Watching>>,
+    watch: FileWatch,
     /// The log of the checkpoints, if checkpoints are taken.
     log: Option<(Place, LogWriter)>,
 }
@@ -156,7 +156,7 @@ impl Ground {
     /// `mark` is the mark of sockets whose output is held.
     fn prepare(
         request: &RunRequest,
-        policy: ChangedFiles,
+        choice: &Choice,
         host: &Arc<Shared>,
         mark: Option<SocketMark>,
     ) -> Result<Self> {
@@ -170,26 +170,32 @@ impl Ground {
             channels.expect_stops();
             channels.mark_sockets(mark);
         }
-        let watching =
-            (policy == ChangedFiles::Rewind).then(|| watch(request, &claim, host, (&streams, mark)));
-        let watching = watching.transpose()?;
+        let watch = watch(request, choice, &claim, host, (&streams, mark))?;
         let place = request.every.map(|_| Place::new(&store, &claim.name, request));
         let log = place.map(|place| place.open().map(|log| (place, log))).transpose()?;
-        Ok(Self { store, claim, streams, watching, log })
+        Ok(Self { store, claim, streams, watch, log })
     }
 }
 
-/// Starts to watch the files of a subject that is to be started.
+/// Starts to watch the files of a subject that is to be started, if this is needed.
 fn watch(
     request: &RunRequest,
+    choice: &Choice,
     claim: &Claim,
     host: &Arc<Shared>,
     (streams, mark): (&Streams, Option<SocketMark>),
-) -> Result<Arc<Watching>> {
+) -> Result<FileWatch> {
+    let rolls_back = choice.policy == ChangedFiles::Rewind;
+    if !rolls_back && !choice.is_noticing {
+        return Ok(FileWatch::None);
+    }
     let host = Arc::clone(host);
     let holder = ListenerHolder::start(move |create| host.reaper.create_exempt(create))?;
+    if !rolls_back {
+        return Ok(FileWatch::notice(request, holder, mark));
+    }
     let undo = claim.directory.join(UNDO_DIRECTORY);
-    Ok(Arc::new(Watching::start(undo, request, holder, streams, mark)?))
+    Ok(FileWatch::RollsBack(Arc::new(Watching::start(undo, request, holder, streams, mark)?)))
 }
 
 impl Voice {
@@ -262,7 +268,7 @@ fn plan(request: &RunRequest, files: ChangedFiles) -> Plan {
 }
 
 fn first_record(
-    request: &RunRequest,
+    (request, choice): (&RunRequest, &Choice),
     claim: &Claim,
     subject: &Subject,
     first: Sequence,
@@ -276,15 +282,17 @@ fn first_record(
         max_pause_us: request.tuning.max_pause.map(time::microseconds),
         requested_hz: request.every.filter(|_| !request.once).map_or(0.0, |every| 1.0 / every.as_secs_f64()),
         tracker: tracking.kind.name().to_owned(),
+        files: first_files(request, choice),
         ..SubjectFacts::default()
     };
     let (guardian, root) = (ProcessName::of(own), ProcessName::of(subject.key()));
     Ok(Record { facts, boot: boot(), guardian, root, first_sequence: first.get(), ..Record::default() })
 }
 
-fn first_files(request: &RunRequest, policy: ChangedFiles, because: Option<String>) -> FilesReport {
+fn first_files(request: &RunRequest, choice: &Choice) -> FilesReport {
     let back_max_us = time::microseconds(request.files_back_max());
-    FilesReport { policy, because, back_max_us, ..FilesReport::default() }
+    let (because, unnoticed) = (choice.no_rewind.clone(), choice.unnoticed.clone());
+    FilesReport { policy: choice.policy, because, unnoticed, back_max_us, ..FilesReport::default() }
 }
 
 fn tracking(request: &RunRequest) -> Result<Tracking> {

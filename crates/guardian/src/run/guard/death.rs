@@ -123,7 +123,7 @@ impl Guard {
                 let _ = self.rebuild.clear(&self.tree.known, &HashSet::new());
             }
             self.rebuild.host.reaper.reap_orphans(self.rebuild.owner, Pid(0));
-            if let Some(watching) = &self.rebuild.watching {
+            if let Some(watching) = self.rebuild.watching() {
                 // Without the record, a later rollback by `undying restore` reports no changes by other programs.
                 let _ = watching.watch.subject_ended();
             }
@@ -142,6 +142,9 @@ impl Guard {
             State::Ended(End::Over(status) | End::GaveUp(status)) => return Ok(status),
             State::Ended(End::Failed(Failure::NoWayBack)) => no_way_back,
             State::Ended(End::Failed(Failure::LastError)) => last.unwrap_or(no_way_back),
+            State::Ended(End::Failed(Failure::ChangedSince(sequence))) => {
+                GuardianError::FilesChangedSince { image: format!("{}@{sequence}", self.claim.name) }
+            }
             State::Ended(End::Failed(Failure::Stopped(sequence))) => last.map_or(no_way_back, |last| {
                 let image = format!("{}@{sequence}", self.claim.name);
                 GuardianError::RestoreStopped { image, last: Box::new(last) }

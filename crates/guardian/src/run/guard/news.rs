@@ -220,7 +220,7 @@ impl Guard {
     fn note_commit(&mut self, sequence: Sequence) {
         self.rebuild.mapped.committed(sequence);
         // A restart forgets what such a checkpoint releases or confirms.
-        let is_used = self.rebuild.watching.as_ref().is_none_or(|watching| watching.is_exact(sequence));
+        let is_used = self.rebuild.watching().is_none_or(|watching| watching.is_exact(sequence));
         if let Some(output) = &mut self.output {
             if is_used {
                 output.committed(sequence, self.rebuild.host.clock.now());
@@ -244,7 +244,7 @@ impl Guard {
         self.voice.record.last_checkpoint = Some(self.time());
         if let Some(status) = status {
             self.voice.record.store_bytes = Some(status.disk.get());
-            self.rebuild.watching.iter().for_each(|watching| watching.retain(&status.kept));
+            self.rebuild.watching().into_iter().for_each(|watching| watching.retain(&status.kept));
         }
         self.hold_exact();
         self.note_on_time(sequence);

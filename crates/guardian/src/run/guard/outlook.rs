@@ -9,12 +9,12 @@
 use std::time::{Duration, Instant};
 
 use model::Sequence;
-use supervise::{FreshReason, Prospect, RestartPolicy, State, Survey};
+use supervise::{FileChanges, FreshReason, Prospect, RestartPolicy, State, Survey};
 
 use super::super::watching::BEGINNING;
 use super::parts::Guard;
 use crate::event::RunEvent;
-use crate::event::wording::{output_sent, told, too_old};
+use crate::event::wording::{changed_since, output_sent, told, too_old};
 use crate::record::{Brings, DeathNow, LateReport};
 use crate::time;
 
@@ -67,14 +67,17 @@ impl Guard {
             Prospect::BegunAgain(_) => (Brings::Beginning, Some(BEGINNING), None),
             Prospect::BegunAnew(why) => (Brings::PresentFiles, None, why),
             Prospect::GivenUp => (Brings::End, None, None),
+            Prospect::Refused(newest) => (Brings::End, None, Some(FreshReason::ChangedSince(newest))),
         };
-        if let Some(watching) = &self.rebuild.watching {
+        if let Some(watching) = self.rebuild.watching() {
             let until = sequence.and_then(|sequence| machine.files_back_until(sequence, now));
             // The program can sync a file and send data at any time.
             let next = now + INSPECTION_INTERVAL;
             let until = until.filter(|until| *until > now && !watching.respects_syncs).unwrap_or(next);
             // The bound itself is still permitted.
             self.files.outlook_due = Some(until + Duration::from_millis(1));
+        } else if survey.changes != FileChanges::Unknown {
+            self.files.outlook_due = Some(now + INSPECTION_INTERVAL);
         }
         let ago = sequence.and_then(|sequence| machine.work_since(sequence, now));
         let taken = ago.and_then(|ago| self.rebuild.host.clock.wall().checked_sub(ago)).map(time::rfc3339);
@@ -83,6 +86,7 @@ impl Guard {
             FreshReason::TooOld(sequence) => self.why_too_old(sequence),
             FreshReason::OutputSent(sequence) => output_sent(sequence.get(), &self.why_behind()),
             FreshReason::Told(sequence) => told(sequence.get()),
+            FreshReason::ChangedSince(sequence) => changed_since(sequence.get()),
             _ => self.why_none_exact(),
         });
         let seq = sequence.filter(|sequence| *sequence != BEGINNING).map(Sequence::get);

@@ -19,7 +19,7 @@ const NONE_EXACT: &str = "there is no checkpoint to which its files can be rolle
 
 impl Guard {
     pub(super) fn why_none_exact(&self) -> String {
-        let last = self.rebuild.watching.as_ref().and_then(|watching| watching.watch.report().last_break);
+        let last = self.rebuild.watching().and_then(|watching| watching.watch.report().last_break);
         last.map_or_else(|| NONE_EXACT.to_owned(), |why| format!("{NONE_EXACT}: {why}"))
     }
 
@@ -65,7 +65,7 @@ impl Guard {
 
     /// Makes the store keep the newest checkpoints to which files can be rolled back, including checkpoints in flight.
     pub(super) fn hold_exact(&mut self) {
-        let (Some(watching), Some(log)) = (&self.rebuild.watching, self.taking.tracer.log()) else { return };
+        let (Some(watching), Some(log)) = (self.rebuild.watching(), self.taking.tracer.log()) else { return };
         let mut taken = log.status().kept;
         taken.extend(self.driver.machine.in_flight());
         taken.dedup();
@@ -75,7 +75,7 @@ impl Guard {
     /// Reports that files can no longer be rolled back to earlier checkpoints. The report is made even if rollback is
     /// possible again from the present checkpoint on. Each reason is reported once.
     fn note_break(&mut self) {
-        let Some(report) = self.rebuild.watching.as_ref().map(|watching| watching.watch.report()) else {
+        let Some(report) = self.rebuild.watching().map(|watching| watching.watch.report()) else {
             return;
         };
         if let Some(why) = report.last_break.as_deref().filter(|why| self.files.breaks.note(why)) {
@@ -87,14 +87,14 @@ impl Guard {
     /// Copies the state of the file watch to the status.
     fn note_watch(&mut self) {
         self.note_break();
-        let Some(watching) = &self.rebuild.watching else { return };
+        let Some(watching) = self.rebuild.watching() else { return };
         let report = watching.watch.report();
         self.voice.record.facts.files.note_watch(&report);
     }
 
     /// Returns the report on the files of a checkpoint. If files are rolled back, the report names only the exceptions.
     pub(super) fn files_report(&self, files: &[FileRecord]) -> FilesReport {
-        let mut report = match &self.rebuild.watching {
+        let mut report = match self.rebuild.watching() {
             None => FilesReport::of(self.rebuild.policy, files),
             Some(watching) => {
                 let uncovered = watching.watch.report().uncovered;
@@ -109,7 +109,7 @@ impl Guard {
 
     /// Makes messages wait from now on, if they may be written to a file that is rolled back.
     pub(super) fn hold_messages(&mut self) {
-        self.voice.is_holding = self.rebuild.watching.is_some() && streams::says_into_file();
+        self.voice.is_holding = self.rebuild.watching().is_some() && streams::says_into_file();
     }
 
     /// Releases the waiting messages when the subject runs again, or has ended for good.
