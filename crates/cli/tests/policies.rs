@@ -290,10 +290,11 @@ fn no_memory_is_restored_beside_a_file_that_was_changed_and_closed() {
     for policy in ["fresh", "trim", "refuse"] {
         let Some(lab) = lab(false) else { return };
         let options = ["--every", "50ms", "--files", policy, "--max-restarts", "99/1m"];
+        std::fs::write(lab.path("idle"), "").unwrap();
         let mut guarded = Guarded::run(&lab, &options, CLOSING);
         let begun = || std::fs::read(lab.path("begun")).map_or(0, |begun| begun.len());
-        // No file has changed since the checkpoint.
-        std::fs::write(lab.path("idle"), "").unwrap();
+        // From now on, the program changes no file while it is idle.
+        until("the start", || (begun() > 0).then_some(()));
         guarded.await_checkpoints(3);
         until("the state", || (guarded.status()["death_now"]["brings"] == "restore").then_some(()));
         let before = begun();
