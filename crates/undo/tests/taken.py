@@ -32,12 +32,20 @@ def directory():
     os.rename(path("d"), path("d moved"))
 
 
+def contents():
+    for name in ("noted", "capable"):
+        os.chmod(path(name), 0o640)
+        with open(path(name), "a") as file:
+            file.write(", and by the program")
+
+
 def main():
     os.setgroups([])
     os.setresgid(61001, 61001, 61001)
     os.setresuid(61001, 61001, 61001)
     sys.stdin.readline()
-    {"attributes": attributes, "group": group, "file": file, "directory": directory}[WAY]()
+    ways = [attributes, group, file, directory, contents]
+    next(way for way in ways if way.__name__ == WAY)()
     print(flush=True)
     sys.stdin.read()
 

@@ -42,7 +42,7 @@ use sys::clock::Clock;
 
 pub use self::aside::{MovedAside, list_aside};
 use self::disk::DiskFiles;
-use self::files::FileSystem;
+use self::files::{FileSystem, Status};
 pub use self::put_back::put_back;
 use self::steps::{Attempt, Steps};
 use self::survey::Survey;
@@ -259,12 +259,31 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     }
     let attempt = journal::attempt(to, number, &rollback.boot, conflicts, durability, &rollback.log);
     let touching = survey.touching(&rollback.target);
+    let places = rollback.places(&touching);
     let mut journal = Journal::begin(storage, rollback.begun.as_ref(), attempt, &touching)?;
     let attempt = Attempt { number, is_durable, time };
-    let done = Steps::new(files, storage, &mut journal, &mut rollback.target, survey, attempt).run()?;
+    let outcome = Steps::new(files, storage, &mut journal, &mut rollback.target, survey, attempt).run();
+    let done = outcome.inspect_err(|_| {
+        // Without these records, the next attempt cannot tell later changes by other programs from those of this attempt.
+        let _ = note_left(files, &mut journal, &places);
+    })?;
     rollback.commit(storage, &journal, is_durable)?;
     files.tidy(number)?;
     Ok(WentBack { changed: done.changed, aside: done.aside, uncovered: rollback.target.uncovered })
+}
+
+/// Records the state in which a failed attempt leaves inodes.
+fn note_left<Files: FileSystem>(
+    files: &Files,
+    journal: &mut Journal,
+    places: &[(FileKey, PathBuf)],
+) -> Result<()> {
+    for (key, path) in places {
+        if let Some(node) = files.find(key, path)? {
+            journal.left(key, &files.status(&node)?.attributes)?;
+        }
+    }
+    journal.sync()
 }
 
 /// Compares the present files with the checkpoint `to`, and refuses the rollback if content is missing. Changes nothing.
@@ -336,15 +355,26 @@ impl Rollback {
         Ok(Self { log, boot, begun, target, first })
     }
 
+    /// Returns the inodes that all attempts may have changed, with their paths.
+    fn places(&self, touching: &[FileKey]) -> Vec<(FileKey, PathBuf)> {
+        let earlier = self.begun.iter().flat_map(|begun| &begun.touched);
+        let all: HashSet<&FileKey> = touching.iter().chain(earlier).collect();
+        let path = |key: &FileKey| Some(self.target.inodes[*self.target.indices.get(key)?].path.clone());
+        all.into_iter().filter_map(|key| Some((key.clone(), path(key)?))).collect()
+    }
+
     fn is_forced(&self, conflicts: Conflicts) -> bool {
         conflicts == Conflicts::Force || self.begun.as_ref().is_some_and(|begun| begun.is_forced)
     }
 
+    /// Reports whether the present state of an inode can be the work of an earlier attempt.
+    fn explains(&self, now: &Status) -> bool {
+        self.begun.as_ref().is_some_and(|begun| begun.explains(&now.key, &now.attributes))
+    }
+
     fn conflicts<Files: FileSystem>(&self, files: &Files, survey: &Survey) -> Result<Vec<PathBuf>> {
-        let none = HashSet::new();
-        let touched = self.begun.as_ref().map_or(&none, |begun| &begun.touched);
         match self.log.end() {
-            End::At(ended) => survey.conflicts(files, &self.target, ended, touched),
+            End::At(ended) => survey.conflicts(files, &self.target, ended, |now| self.explains(now)),
             End::Idle | End::Unknown => Ok(Vec::new()),
         }
     }
@@ -377,9 +407,7 @@ impl Rollback {
 
     /// Returns the files that the subject could not roll back itself.
     fn denied<Files: FileSystem>(&self, files: &Files, survey: &Survey) -> Result<Vec<PathBuf>> {
-        let none = HashSet::new();
-        let touched = self.begun.as_ref().map_or(&none, |begun| &begun.touched);
-        permission::denied(files, &self.target, survey, touched)
+        permission::denied(files, &self.target, survey, |now| self.explains(now))
     }
 
     /// Begins a new epoch at the checkpoint. The rename of the new epoch file completes the rollback. If the rollback

@@ -8,7 +8,6 @@
 //! Invariants: the check changes no file. A change that was made with the rights of this program is always permitted.
 //! Does not: check directories above a file. A rollback opens files by their handles.
 
-use std::collections::HashSet;
 use std::path::PathBuf;
 
 use sys::file_rights::{self, Access};
@@ -24,18 +23,18 @@ use crate::rights::{Aspects, Owner, Rights};
 const ASPECTS: [Aspects; 5] =
     [Aspects::CONTENT, Aspects::TIMES, Aspects::RIGHTS, Aspects::EXTENDED, Aspects::PRIVILEGED];
 
-/// Returns the files that the subject could not roll back itself. An earlier attempt at the rollback was permitted to
-/// change the inodes in `touched`, and may have changed their owners and modes.
+/// Returns the files that the subject could not roll back itself. `explains` reports whether the state of an inode can be
+/// the work of an earlier attempt at the rollback, which was permitted and may have changed owners and modes.
 pub(crate) fn denied<Files: FileSystem>(
     files: &Files,
     target: &Target,
     survey: &Survey,
-    touched: &HashSet<FileKey>,
+    explains: impl Fn(&Status) -> bool,
 ) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for wrong in &survey.wrong {
         let Some(rights) = target.names_by.get(&(wrong.directory, wrong.name.clone())) else { continue };
-        let is_known = touched.contains(&target.inodes[wrong.directory].key);
+        let is_known = survey.now[wrong.directory].as_ref().is_some_and(&explains);
         if !is_known
             && !(may_change_name(files, target, wrong, rights)?
                 && may_fetch(files, target, survey, wrong, rights)?)
@@ -45,7 +44,7 @@ pub(crate) fn denied<Files: FileSystem>(
     }
     for index in &survey.changed {
         let (inode, now) = (&target.inodes[*index], &survey.now[*index]);
-        let Some(now) = now.as_ref().filter(|now| !touched.contains(&now.key)) else { continue };
+        let Some(now) = now.as_ref().filter(|now| !explains(now)) else { continue };
         if !may_change(files, inode, now)? {
             paths.push(inode.path.clone());
         }

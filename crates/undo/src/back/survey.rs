@@ -247,16 +247,15 @@ impl Survey {
     }
 
     /// Returns the files that the rollback will change, and that another program has changed since the subject ended at
-    /// `ended`. An earlier attempt at the rollback may have changed the inodes in `touched`. Therefore, inodes in
-    /// `touched` do not count as changed by another program.
+    /// `ended`. `explains` reports whether the state of an inode can be the work of an earlier attempt at the rollback.
     pub(crate) fn conflicts<Files: FileSystem>(
         &self,
         files: &Files,
         target: &Target,
         ended: Time,
-        touched: &HashSet<FileKey>,
+        explains: impl Fn(&Status) -> bool,
     ) -> Result<Vec<PathBuf>> {
-        let is_later = |now: &Status| now.changed > ended && !touched.contains(&now.key);
+        let is_later = |now: &Status| now.changed > ended && !explains(now);
         let mut paths = Vec::new();
         for wrong in &self.wrong {
             let before = wrong.before.and_then(|index| self.now[index].as_ref());

@@ -9,16 +9,17 @@
 //! inode gets its name.
 //! Does not: list the steps. The steps follow from the present state of files.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use model::Sequence;
+use rustix::fs::FileType;
 
 use super::reader::{self, ReadLog};
-use super::record::{self, Alias, AnyRecord, Attempt, KeyMessage, Kind, Touching};
+use super::record::{self, Alias, AnyRecord, Attempt, KeyMessage, Kind, Left, Touching};
 use super::storage::{LogFile, Storage};
 use super::target::Aliases;
 use crate::error::Result;
-use crate::key::FileKey;
+use crate::key::{Attributes, FileKey};
 
 /// How a rollback treats files that were changed after the subject had ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -61,6 +62,8 @@ pub(crate) struct Begun {
     pub(crate) is_durable: bool,
     /// Inodes that the rollback may have changed.
     pub(crate) touched: HashSet<FileKey>,
+    /// The state of these inodes at the end of the last attempt, if this attempt has failed and was not killed.
+    left: HashMap<FileKey, Attributes>,
     pub(crate) made: Vec<(FileKey, FileKey)>,
     length: u64,
 }
@@ -89,9 +92,13 @@ pub(crate) fn read(storage: &dyn Storage, log: &ReadLog) -> Result<Option<Begun>
                 begun.is_forced |= attempt.is_forced;
                 begun.is_durable = attempt.is_durable;
                 begun.last_boot = attempt.boot;
+                begun.left.clear();
             }
             (AnyRecord::Touching(touching), Some(begun)) => {
                 begun.touched.extend(touching.keys.into_iter().map(FileKey::from));
+            }
+            (AnyRecord::Left(left), Some(begun)) => {
+                begun.left.insert(left.key.into(), left.attributes.into());
             }
             (AnyRecord::Alias(alias), Some(begun)) => {
                 let new = FileKey::from(alias.new);
@@ -118,6 +125,17 @@ impl Begun {
             is_durable: attempt.is_durable,
             ..Self::default()
         }
+    }
+
+    /// Reports whether the present state of an inode can be the work of an earlier attempt.
+    pub(crate) fn explains(&self, key: &FileKey, now: &Attributes) -> bool {
+        let is_as_left = |left: &Attributes| {
+            let rights = |of: &Attributes| (of.mode, of.owner, of.group);
+            // The operator may remove a name that stood in the way, which sets the time of the directory.
+            let is_same_file = (left.size, left.modified) == (now.size, now.modified);
+            rights(left) == rights(now) && (is_same_file || left.kind() == FileType::Directory)
+        };
+        self.touched.contains(key) && self.left.get(key).is_none_or(is_as_left)
     }
 
     /// Adds the inodes that were created again to the aliases of a log.
@@ -160,6 +178,11 @@ impl Journal {
         self.append(&Alias { old: old.into(), new: new.into() })?;
         self.made.push((old.clone(), new.clone()));
         Ok(())
+    }
+
+    /// Records the state in which a failed attempt has left an inode.
+    pub(crate) fn left(&mut self, key: &FileKey, attributes: &Attributes) -> Result<()> {
+        self.append(&Left { key: key.into(), attributes: attributes.into() })
     }
 
     pub(crate) fn sync(&self) -> Result<()> {

@@ -294,6 +294,13 @@ kinds! {
         #[prost(message, repeated, tag = "1")]
         keys: Vec<KeyMessage>,
     }
+    /// In the journal of a rollback: the state of an inode when an attempt at the rollback has failed.
+    Left "left" {
+        #[prost(message, required, tag = "1")]
+        key: KeyMessage,
+        #[prost(message, required, tag = "2")]
+        attributes: AttributesMessage,
+    }
     /// A file or directory that a rollback moves aside, because the subject has created the file or directory.
     Aside "aside" {
         #[prost(uint64, tag = "1")]
