@@ -306,6 +306,36 @@ fn the_first_reply_of_a_new_server_waits_for_a_checkpoint() {
     system.down();
 }
 
+/// A listener of MPTCP accepts plain TCP connections, too. A service manager passes a listener to the program.
+#[test]
+fn the_first_reply_waits_whatever_the_listener_is() {
+    const CREATE: &str = "socket.socket()";
+    const BIND: &str = "listener.bind((\"127.0.0.1\", 0))\n";
+    if !can_hold() {
+        return;
+    }
+    let mptcp = std::fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1");
+    let variants = [mptcp.then(|| SERVER.replace(CREATE, "socket.socket(proto=262)")), None];
+    for server in variants {
+        let lab = Lab::new();
+        let options = ["run", "--name", "job", "--output", "committed", "--files", "rewind", "--every", "1s"];
+        let script = server
+            .clone()
+            .unwrap_or_else(|| SERVER.replace(CREATE, "socket.socket(fileno=0)").replace(BIND, ""));
+        let mut command = lab.undying(options.into_iter().chain(["--", "sh", "-c", script.as_str()]));
+        if server.is_none() {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            command.stdin(std::os::fd::OwnedFd::from(listener));
+        }
+        let guarded = Guarded { lab: &lab, guardian: command.spawn().unwrap() };
+        assert!(
+            durable_at_the_first_reply(&lab).is_some(),
+            "a reply came before the first checkpoint: {script}"
+        );
+        assert_eq!(guarded.end(), 0);
+    }
+}
+
 #[test]
 fn output_that_would_wait_for_more_than_a_second_is_refused() {
     let lab = Lab::new();

@@ -16,7 +16,7 @@
 //! Probe: `features::REGISTRY` entry "packet-hold"
 //! Fallback: none; components whose output must be held are refused, and the error names the component
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 use model::{Fd, Pid, Tid};
@@ -226,8 +226,7 @@ impl SocketMark {
     pub fn claim_of(self, thread: Tid, socket: Fd) -> Result<bool> {
         let handle = pidfd::open_thread(thread)?;
         let socket = pidfd::duplicate(handle.as_fd(), Pid(thread.get()), socket)?;
-        let is_tcp = sockopt::socket_protocol(&socket) == Ok(Some(ipproto::TCP));
-        if is_tcp { self.claim(socket.as_fd()) } else { Ok(false) }
+        if is_tcp(socket.as_fd()) { self.claim(socket.as_fd()) } else { Ok(false) }
     }
 
     /// Reports whether this module has created this mark, in this process or in another process.
@@ -235,6 +234,33 @@ impl SocketMark {
     pub fn is_ours(self) -> bool {
         self.0 & 0xffff_0000 == MARKS
     }
+}
+
+/// Reports whether a socket sends TCP segments.
+fn is_tcp(socket: BorrowedFd<'_>) -> bool {
+    // If the client does not use MPTCP, a connection of an MPTCP listener is a plain TCP connection.
+    let protocol = sockopt::socket_protocol(socket);
+    protocol.is_ok_and(|protocol| [Some(ipproto::TCP), Some(ipproto::MPTCP)].contains(&protocol))
+}
+
+/// Returns the listening TCP sockets that this process has inherited and passes to its children.
+#[must_use]
+pub fn inherited_listeners() -> Vec<OwnedFd> {
+    let own = Pid(std::process::id().cast_signed());
+    let Ok(handle) = pidfd::open(own) else { return Vec::new() };
+    let is_passed_on = |fd: &Fd| {
+        let flags = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+        let flags = flags.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+        flags.is_some_and(|flags| flags & libc::O_CLOEXEC == 0)
+    };
+    let listed = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    listed
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Fd))
+        .filter(is_passed_on)
+        .filter_map(|fd| pidfd::duplicate(handle.as_fd(), own, fd).ok())
+        .filter(|socket| is_tcp(socket.as_fd()) && sockopt::socket_acceptconn(socket) == Ok(true))
+        .collect()
 }
 
 /// Returns the sequence number of the packet of a message. The first attribute of the message begins with

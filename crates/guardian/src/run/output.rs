@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use engine::{Kept, Vacated};
 use model::Sequence;
 use sys::features::{Feature, enabled};
-use sys::packet_hold::{PacketHold, PacketNumber, SocketMark};
+use sys::packet_hold::{PacketHold, PacketNumber, SocketMark, inherited_listeners};
 use sys::sock_diag::SockDiag;
 use sys::socket;
 use sys::socket_call::{self, CallHandler, CallKind, Handled, ReportedCall};
@@ -49,6 +49,8 @@ pub(super) struct HeldOutput {
     is_late: bool,
     /// The last packet that was released.
     sent: Option<PacketNumber>,
+    /// Listeners that the program shares with other processes. They lose the mark at the end.
+    inherited: Vec<OwnedFd>,
 }
 
 /// Marks the TCP sockets of a program when they begin to listen or to connect. Without this handler, output is held only
@@ -104,8 +106,16 @@ impl HeldOutput {
         let hold = PacketHold::start().map_err(|_| missing(Feature::PacketHold))?;
         let until = now + TIMEOUT;
         let (points, unused) = (VecDeque::new(), Vec::new());
-        let hold = Arc::new(hold);
-        Ok(Self { hold, points, unused, released: None, until, is_late: false, sent: None })
+        let (hold, inherited) = (Arc::new(hold), Vec::new());
+        Ok(Self { hold, points, unused, released: None, until, is_late: false, sent: None, inherited })
+    }
+
+    /// Marks the listeners that the program will inherit from this process.
+    pub(super) fn with_inherited(mut self) -> Self {
+        self.inherited = inherited_listeners();
+        // If a socket cannot be marked, the first pause marks the socket.
+        self.inherited.iter().for_each(|socket| drop(self.mark().claim(socket.as_fd())));
+        self
     }
 
     /// Returns the packet queue in the kernel.
@@ -252,6 +262,7 @@ impl HeldOutput {
 
 impl Drop for HeldOutput {
     fn drop(&mut self) {
+        self.inherited.iter().for_each(|socket| drop(SocketMark::NONE.put_on(socket.as_fd())));
         // The subject has exited, or continues without a guardian. No further checkpoint is taken.
         let _ = self.release_all();
     }

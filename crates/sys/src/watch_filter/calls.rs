@@ -57,6 +57,8 @@ pub(super) const NATIVE: &[(u32, When)] = &[
     (75, Always),                     // fdatasync
     (306, Always),                    // syncfs
     (162, Always),                    // sync
+    (209, Always),                    // io_submit, which can sync
+    (544, Always),                    // io_submit of x32
     (272, Has(0, CLONE_NEWNS)),       // unshare
     (308, HasOrZero(1, CLONE_NEWNS)), // setns
     (304, Opens(2)),                  // open_by_handle_at
@@ -129,6 +131,7 @@ pub(super) const I386: &[(u32, When)] = &[
     (148, Always),                    // fdatasync
     (344, Always),                    // syncfs
     (36, Always),                     // sync
+    (248, Always),                    // io_submit
     (310, Has(0, CLONE_NEWNS)),       // unshare
     (346, HasOrZero(1, CLONE_NEWNS)), // setns
     (342, Opens(2)),                  // open_by_handle_at

@@ -108,7 +108,9 @@ const RWF_DSYNC: u64 = 0x2;
 const RWF_SYNC: u64 = 0x4;
 const RWF_NOAPPEND: u64 = 0x20;
 /// sync(2), fsync(2), msync(2), fdatasync(2) and syncfs(2) of i386.
-const I386_SYNCS: [i64; 5] = [36, 118, 144, 148, 344];
+const I386_SYNCS: [i64; 6] = [36, 118, 144, 148, 248, 344];
+/// io_submit(2) of x32.
+const X32_IO_SUBMIT: i64 = 544;
 /// setxattrat(2), since Linux 6.13.
 const SETXATTRAT: i64 = 463;
 const REMOVEXATTRAT: i64 = 466;
@@ -120,6 +122,8 @@ pub(super) fn is_sync(call: &Call) -> bool {
     }
     match call.number {
         libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_sync | libc::SYS_syncfs | libc::SYS_msync => true,
+        // Its requests can be syncs, or writes that make their data durable.
+        libc::SYS_io_submit | X32_IO_SUBMIT => true,
         libc::SYS_pwritev2 => call.arguments[5] & (RWF_DSYNC | RWF_SYNC) != 0,
         _ => false,
     }
@@ -348,6 +352,13 @@ mod tests {
             call(libc::SYS_fallocate, [3, 3, 4096, 8192, 0, 0]),
             Change::Range { file: FileAt::Descriptor(Fd(3)), offset: 4096, length: Some(8192) }
         );
+    }
+
+    #[test]
+    fn submitted_requests_count_as_syncs_and_change_nothing_by_themselves() {
+        let submit = Call { number: libc::SYS_io_submit, arguments: [0; 6], is_native: true };
+        assert!(is_sync(&submit));
+        assert_eq!(change_of(&submit), Change::Nothing);
     }
 
     #[test]

@@ -186,12 +186,12 @@ fn last_sent(sockets: &[ObservedSocket]) -> Option<Duration> {
 }
 
 /// Reports whether a socket leads to a peer that expects promises. These are connections that the subject has accepted,
-/// TCP connections that it has made, and ports that it serves. Connections that it has made to Unix sockets are not:
-/// they lead to a terminal server, a message bus or a system log.
+/// TCP connections that it has made, and ports and Unix addresses that it serves. Connections that it has made to Unix
+/// sockets are not: they lead to a terminal server, a message bus or a system log.
 fn leads_to_peer(socket: &ObservedSocket) -> bool {
     let is_datagram = i32::from(socket.kind) == libc::SOCK_DGRAM;
     match i32::from(socket.family) {
-        libc::AF_UNIX => socket.has_address && !is_datagram,
+        libc::AF_UNIX => socket.has_address,
         libc::AF_INET | libc::AF_INET6 if is_datagram => socket.has_bound_port,
         libc::AF_INET | libc::AF_INET6 => i32::from(socket.kind) != libc::SOCK_RAW,
         libc::AF_NETLINK | libc::AF_PACKET | libc::AF_ALG | libc::AF_KEY => false,
@@ -253,7 +253,8 @@ mod tests {
         assert!(!has(std::slice::from_ref(&unix)), "a message bus");
         assert!(has(&[ObservedSocket { has_address: true, ..unix }]), "a client of the program");
         let log = socket(libc::AF_UNIX, libc::SOCK_DGRAM, Some(11));
-        assert!(!has(&[ObservedSocket { has_address: true, ..log }]));
+        assert!(!has(std::slice::from_ref(&log)), "a message to the system log");
+        assert!(has(&[ObservedSocket { has_address: true, ..log }]), "an answer of a server");
         let question = socket(libc::AF_INET, libc::SOCK_DGRAM, Some(11));
         assert!(!has(std::slice::from_ref(&question)));
         assert!(has(&[ObservedSocket { has_bound_port: true, ..question }]), "an answer of a name server");

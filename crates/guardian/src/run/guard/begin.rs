@@ -54,8 +54,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     request.adopted().map_or(Ok(()), refuse_own)?;
     let choice = watching::choose(&request)?;
     let mut tracking = tracking(&request)?;
-    let output =
-        request.holds_output.then(|| HeldOutput::start(request.every, host.clock.now())).transpose()?;
+    let output = request.holds_output.then(|| held_output(&request, &host)).transpose()?;
     let Ground { store, mut claim, streams, watch, log } =
         Ground::prepare(&request, &choice, &host, output.as_ref().map(HeldOutput::mark))?;
     tracking.watch = watch.of_checkpoints();
@@ -113,6 +112,12 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     };
     guard.report_begin(choice.no_rewind.as_deref());
     Ok(guard)
+}
+
+fn held_output(request: &RunRequest, host: &Shared) -> Result<HeldOutput> {
+    let output = HeldOutput::start(request.every, host.clock.now())?;
+    // A component inherits no socket.
+    Ok(if request.launch.channels.is_none() { output.with_inherited() } else { output })
 }
 
 /// Refuses to adopt a process that this process descends from, or that another guardian protects.

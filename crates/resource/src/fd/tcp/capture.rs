@@ -22,6 +22,7 @@ use std::sync::{Mutex, PoisonError};
 use model::{Fd, Pid};
 use prost::Message;
 use rustix::event::PollFlags;
+use rustix::net::sockopt;
 use sys::sock_diag::SockDiag;
 use sys::socket::{self, SocketAddress};
 use sys::socket_option::{self, FILTER_DROPS_ALL};
@@ -237,9 +238,13 @@ impl Capture {
     /// Marks the socket, so that the packet filter holds back its output. Does nothing if output is not held back. If
     /// the program itself has set a mark, the mark stays, and the output of this socket is not held back.
     fn mark(&mut self, socket: BorrowedFd<'_>) -> Result<()> {
-        let Some(mark) = self.sockets.mark().filter(|_| self.inherited.is_none()) else { return Ok(()) };
-        if self.family.protocol == IPPROTO_TCP {
+        let Some(mark) = self.sockets.mark() else { return Ok(()) };
+        if self.inherited.is_none() && self.family.protocol == IPPROTO_TCP {
             self.seen.is_held = mark.claim(socket)?;
+        } else if sockopt::socket_acceptconn(socket).unwrap_or(false) {
+            // Connections that this listener accepts are not inherited, and are plain TCP connections unless the client
+            // uses MPTCP.
+            mark.claim(socket)?;
         }
         Ok(())
     }

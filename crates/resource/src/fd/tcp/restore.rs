@@ -203,7 +203,7 @@ fn rewind(state: &State, saved: &Connection, context: &mut FdCreate<'_>) -> Resu
 /// listener.
 fn mark(socket: &OwnedFd, state: &State, context: &FdCreate<'_>) -> Result<()> {
     match context.kept.mark {
-        Some(mark) if state.inherited.is_none() && state.family.protocol == IPPROTO_TCP => {
+        Some(mark) if state.inherited.is_none() => {
             mark.claim(socket.as_fd())?;
         }
         _ => {}
