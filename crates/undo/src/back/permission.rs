@@ -35,10 +35,10 @@ pub(crate) fn denied<Files: FileSystem>(
     for wrong in &survey.wrong {
         let Some(rights) = target.names_by.get(&(wrong.directory, wrong.name.clone())) else { continue };
         let is_known = survey.now[wrong.directory].as_ref().is_some_and(&explains);
-        if !is_known
-            && !(may_change_name(files, target, wrong, rights)?
-                && may_fetch(files, target, survey, wrong, rights)?)
-        {
+        let is_permitted = is_known
+            || may_change_name(files, target, wrong, rights)?
+                && may_fetch(files, target, survey, wrong, rights)?;
+        if !is_permitted {
             paths.push(target.path_of(wrong.directory, &wrong.name));
         }
     }

@@ -98,6 +98,10 @@ impl Guard {
 
     fn report_notice(&mut self, notice: Notice) {
         let pid = self.rebuild.subject.pid();
+        if matches!(notice, Notice::ChildFailed | Notice::Faulted(_)) {
+            // The root is killed next. A rollback would cut this message off.
+            self.hold_messages();
+        }
         match notice {
             Notice::Died(status) => {
                 let (signal, exit) = (status.signal(), status.exit());
