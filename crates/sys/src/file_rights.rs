@@ -47,7 +47,8 @@ pub const SETFCAP: u64 = 1 << 31;
 /// CAP_FSETID as a bit of a capability set.
 pub const FSETID: u64 = 1 << 4;
 const LINUX_IMMUTABLE: u64 = 1 << 9;
-const MKNOD: u64 = 1 << 27;
+/// CAP_MKNOD as a bit of a capability set.
+pub const MKNOD: u64 = 1 << 27;
 /// The capabilities that decide about access to files. setfsuid(2) drops them when the file-system user changes
 /// from 0, and raises them when the file-system user changes to 0.
 pub const OF_FILES: u64 = CHOWN | DAC_OVERRIDE | DAC_READ_SEARCH | FOWNER | FSETID | LINUX_IMMUTABLE | MKNOD;
@@ -135,6 +136,31 @@ fn parse(status: &str) -> Option<FileRights> {
     supplementary.sort_unstable();
     let effective = u64::from_str_radix(field("CapEff:")?, 16).ok()?;
     Some(FileRights { user, group, supplementary, effective })
+}
+
+/// Reports whether the program of a thread has got rights by its own execution: the set-user-ID bit, the set-group-ID bit
+/// or the capabilities of its file (AT_SECURE of getauxval(3)).
+///
+/// # Errors
+///
+/// The thread does not exist.
+pub fn is_raised(thread: Tid) -> Result<bool> {
+    let read = std::fs::read(format!("/proc/{thread}/auxv"));
+    let bytes = read.map_err(|error| Error::thread("read the start of the program of", thread, error))?;
+    Ok(is_secure(&bytes))
+}
+
+fn is_secure(vector: &[u8]) -> bool {
+    let is_set = |key: u64, value: u64| key == libc::AT_SECURE && value != 0;
+    let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or_default();
+    let is_page = |key: u64| key == libc::AT_PAGESZ;
+    let mut wide = vector.chunks_exact(16).map(|pair| (word(&pair[..8]), word(&pair[8..])));
+    if wide.clone().any(|(key, _)| is_page(key)) {
+        return wide.any(|(key, value)| is_set(key, value));
+    }
+    // A program of 32 bits has a vector of 32-bit words.
+    let half = |bytes: &[u8]| u64::from(bytes.try_into().map(u32::from_ne_bytes).unwrap_or_default());
+    vector.chunks_exact(8).any(|pair| is_set(half(&pair[..4]), half(&pair[4..])))
 }
 
 /// Returns the effective capabilities of a thread. Faster than [`StatusFile::rights`].
@@ -525,5 +551,16 @@ mod tests {
         assert_eq!(rustix::process::dumpable_behavior().unwrap(), dumpable);
         File::open(&secret).unwrap();
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_raised_program_is_told_from_its_start_vector() {
+        let wide = |secure: u64| {
+            [libc::AT_PAGESZ, 4096, libc::AT_SECURE, secure, 0, 0].map(u64::to_ne_bytes).concat()
+        };
+        assert!(is_secure(&wide(1)) && !is_secure(&wide(0)));
+        let narrow = |secure: u32| [6, 4096, 23, secure, 0, 0].map(u32::to_ne_bytes).concat();
+        assert!(is_secure(&narrow(1)) && !is_secure(&narrow(0)));
+        assert!(!is_raised(Tid(std::process::id().cast_signed())).unwrap());
     }
 }

@@ -88,6 +88,13 @@ impl Rights {
         self.files.user == now.user && may_set_user && may_set_group
     }
 
+    /// Works like [`Self::may_give`] at a rollback, for ids of the user namespace of this program.
+    pub(crate) fn could_give(&self, now: Owner, to: Owner) -> bool {
+        let is_own_group = to.group == self.files.group || self.files.supplementary.contains(&to.group);
+        (self.has(file_rights::CHOWN, now) && self.has(file_rights::CHOWN, to))
+            || (self.files.user == now.user && to.user == now.user && (to.group == now.group || is_own_group))
+    }
+
     /// Reports whether the thread may set the mode bits for set-user-ID and set-group-ID of a file that has this owner
     /// then.
     pub(crate) fn may_set_ids(&self, mode: u32, owner: Owner) -> bool {

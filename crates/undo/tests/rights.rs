@@ -598,6 +598,13 @@ fn after_changes_by_root(way: &str, root_changes: impl Fn(&Path), check: impl Fn
         fs::set_permissions(root.join(name), Permissions::from_mode(mode)).unwrap();
     }
     fs::write(root.join("f"), "of root").unwrap();
+    fs::create_dir(root.join("of root")).unwrap();
+    fs::write(root.join("of root/accounts"), "open").unwrap();
+    fs::copy("/bin/mv", root.join("raised")).unwrap();
+    fs::set_permissions(root.join("raised"), Permissions::from_mode(0o4755)).unwrap();
+    fs::create_dir(root.join("g")).unwrap();
+    chown(root.join("g"), Some(61001), Some(61010)).unwrap();
+    fs::set_permissions(root.join("g"), Permissions::from_mode(0o2775)).unwrap();
     chown(root.join("d"), Some(61001), Some(61001)).unwrap();
     chown(&root, Some(61001), Some(61001)).unwrap();
     // cap_net_admin=ep, as struct vfs_cap_data.
@@ -700,4 +707,24 @@ fn what_root_has_taken_over_after_a_failed_rollback_stays() {
             },
         );
     }
+}
+
+/// The program runs a set-user-ID program of root, which changes a file that the program may not change.
+#[test]
+fn the_work_of_a_set_user_id_program_is_not_rolled_back() {
+    let lock = |root: &Path| fs::write(root.join("of root/accounts"), "locked").unwrap();
+    after_changes_by_root("raised", lock, |root, watch| {
+        assert!(is_denied(watch));
+        assert_eq!(fs::read(root.join("of root/accounts")).unwrap(), b"locked");
+        assert_eq!(fs::read(root.join("of root/accounts.old")).unwrap(), b"open");
+    });
+}
+
+#[test]
+fn a_directory_that_the_program_could_not_make_is_not_made_again() {
+    let remove = |root: &Path| fs::remove_dir(root.join("g moved")).unwrap();
+    after_changes_by_root("group_directory", remove, |root, watch| {
+        assert!(is_denied(watch));
+        assert!(!root.join("g").exists());
+    });
 }

@@ -6,6 +6,7 @@ further lines.
 """
 
 import os
+import subprocess
 import sys
 
 ROOT, WAY = sys.argv[1:]
@@ -39,12 +40,21 @@ def contents():
             file.write(", and by the program")
 
 
+def raised():
+    # A program with the set-user-ID bit of root.
+    subprocess.run([path("raised"), path("of root/accounts"), path("of root/accounts.old")], check=True)
+
+
+def group_directory():
+    os.rename(path("g"), path("g moved"))
+
+
 def main():
     os.setgroups([])
     os.setresgid(61001, 61001, 61001)
     os.setresuid(61001, 61001, 61001)
     sys.stdin.readline()
-    ways = [attributes, group, file, directory, contents]
+    ways = [attributes, group, file, directory, contents, raised, group_directory]
     next(way for way in ways if way.__name__ == WAY)()
     print(flush=True)
     sys.stdin.read()

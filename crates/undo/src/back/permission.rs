@@ -10,6 +10,7 @@
 
 use std::path::PathBuf;
 
+use rustix::fs::FileType;
 use sys::file_rights::{self, Access};
 
 use super::attributes::{attributes_to_set, differing, differing_names};
@@ -87,6 +88,9 @@ fn may_fetch<Files: FileSystem>(
     rights: &[Rights],
 ) -> Result<bool> {
     let Some(before) = wrong.before else { return Ok(true) };
+    if survey.now[before].is_none() {
+        return Ok(rights.iter().any(|rights| may_make(rights, &target.inodes[before].attributes)));
+    }
     let (inode, now) = (&target.inodes[before], &survey.now[before]);
     let (Some(now), None | Some(0)) = (now, survey.counted.get(&before)) else { return Ok(true) };
     let Some(node) = files.find(&inode.key, &inode.path)? else { return Ok(true) };
@@ -186,12 +190,20 @@ fn may_change_aspect<Files: FileSystem>(
 /// Reports whether the owner, group and mode of a file with the present owner `owner` can be set to the wanted ones.
 fn may_set_rights(rights: &Rights, owner: Owner, wanted: &Attributes) -> bool {
     let to = owner_of(wanted);
-    let may_give = rights.may_give(owner, changed(owner.user, to.user), changed(owner.group, to.group));
-    rights.owns(owner) && (to == owner || may_give) && rights.may_set_ids(wanted.mode, to)
+    rights.owns(owner) && (to == owner || rights.could_give(owner, to)) && rights.may_set_ids(wanted.mode, to)
 }
 
-fn changed(now: u32, wanted: u32) -> Option<u32> {
-    (now != wanted).then_some(wanted)
+/// Reports whether the subject could create an inode with these attributes.
+fn may_make(rights: &Rights, wanted: &Attributes) -> bool {
+    let to = owner_of(wanted);
+    let own = Owner { user: rights.files.user, group: rights.files.group };
+    let is_device = [FileType::CharacterDevice, FileType::BlockDevice].contains(&wanted.kind());
+    (to == own || rights.could_give(own, to))
+        && (!is_device || rights.has_everywhere(file_rights::MKNOD))
+        && rights.may_set_ids(wanted.mode, to)
+        && wanted.extended.iter().all(|(name, _)| {
+            Aspects::of_extended(name) != Aspects::PRIVILEGED || rights.may_set_privileged(name, to)
+        })
 }
 
 /// Reports whether rights permit an access. The owner of a file can give the permission to itself.

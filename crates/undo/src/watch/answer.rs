@@ -18,6 +18,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use sys::{clock, process_memory};
 
+use super::callers::Callers;
 use super::calls::{
     Attribute, Call, Change, FileAt, PathAt, change_of, changes, is_nameless, is_sync, is_written_through,
 };
@@ -60,6 +61,10 @@ impl State {
         self.calls.rights = match change {
             Change::Map { .. } | Change::Nothing | Change::Unknown(_) => None,
             _ => self.calls.callers.rights_of(thread)?,
+        };
+        self.calls.limit = match change {
+            Change::Map { .. } | Change::Nothing | Change::Unknown(_) => None,
+            _ => Callers::limit_of(thread, self.calls.rights.as_ref())?,
         };
         match change {
             Change::Open(at, flags) => self.before_open(thread, at, flags),

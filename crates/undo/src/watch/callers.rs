@@ -36,6 +36,8 @@ pub(super) struct Callers {
     statuses: HashMap<Tid, StatusFile>,
 }
 
+/// A user id and group id that no file has.
+const NOBODY: u32 = u32::MAX - 1;
 /// Maximum number of status files that are held open.
 const STATUSES_MAX: usize = 64;
 
@@ -55,6 +57,22 @@ impl Callers {
         let is_here = files.effective & COUNTED == 0 || namespace_of(&thread.to_string())? == self.namespace;
         let namespace = if is_here { None } else { Some(ids_of(thread)?) };
         Ok(Some(Rights { files, namespace }))
+    }
+
+    /// Returns the rights with which a rollback may revert the changes of a thread with these rights. `None` means the
+    /// same rights.
+    ///
+    /// A set-user-ID program makes only the change for which it was written, for example of one line of a file. Its user
+    /// could not revert later changes of this file, so that the rollback may not do it, either.
+    pub(super) fn limit_of(thread: Tid, rights: Option<&Rights>) -> Result<Option<Rights>> {
+        let has_own_rights_only =
+            rights.is_some_and(|rights| rights.files.effective & COUNTED == 0 && rights.files.user != 0);
+        if has_own_rights_only || !file_rights::is_raised(thread)? {
+            return Ok(None);
+        }
+        let (user, group) = (NOBODY, NOBODY);
+        let files = FileRights { user, group, supplementary: Vec::new(), effective: 0 };
+        Ok(Some(Rights { files, namespace: None }))
     }
 
     fn files_of(&mut self, thread: Tid) -> Result<FileRights> {

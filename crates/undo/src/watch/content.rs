@@ -164,7 +164,7 @@ impl State {
         if !is_content_touched {
             // The event does not show the rights of the writer. The file was open when the epoch began, so that the
             // rights do not matter.
-            self.calls.rights = None;
+            (self.calls.rights, self.calls.limit) = (None, None);
             self.old(file, &found, Aspects::CONTENT)?;
         }
         let size = self.epoch.inodes.get(&id).map_or(0, |old| old.size);

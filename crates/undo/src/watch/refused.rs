@@ -76,7 +76,7 @@ impl State {
             names: entries.iter().map(|entry| place_of(entry)).collect::<Result<_>>()?,
             inside: full.map(|(_, stat)| (stat.st_dev, stat.st_ino)),
             entries: entries.iter().map(copy).collect::<Result<_>>()?,
-            rights: self.calls.rights.clone(),
+            rights: self.calls.limit.clone().or_else(|| self.calls.rights.clone()),
         };
         self.calls.crossings.note(thread, Doing::Refused(refused));
         Ok(true)
@@ -93,11 +93,12 @@ impl State {
         let met = self.calls.crossings.take_refused(meets);
         for refused in &met {
             let own = std::mem::replace(&mut self.calls.rights, refused.rights.clone());
+            let limit = self.calls.limit.take();
             let outcome = match &refused.entries[..] {
                 [from, to] => self.replace(from, to),
                 all => all.iter().try_for_each(|entry| self.take_away(entry)),
             };
-            self.calls.rights = own;
+            (self.calls.rights, self.calls.limit) = (own, limit);
             outcome?;
         }
         Ok(!met.is_empty())

@@ -73,6 +73,8 @@ pub(super) struct Calls {
     pub(super) callers: Callers,
     /// The rights of the thread whose call is answered. `None` means at least the rights of this program.
     pub(super) rights: Option<Rights>,
+    /// The rights with which a rollback may revert the present call, if they differ from `rights`.
+    pub(super) limit: Option<Rights>,
 }
 
 /// Bytes that one read requests.
@@ -98,7 +100,7 @@ impl State {
             costs,
             unreported: Unreported::default(),
             last_break: None,
-            calls: Calls { crossings: Crossings::default(), callers, rights: None },
+            calls: Calls { crossings: Crossings::default(), callers, rights: None, limit: None },
             is_restoring: false,
             buffer: vec![0; CHUNK],
         }
@@ -175,7 +177,8 @@ impl State {
 
     /// Returns the id of the rights of the present call.
     pub(super) fn by(&mut self) -> Result<RightsId> {
-        let Some(rights) = &self.calls.rights else { return Ok(RightsId::OWN) };
+        let rights = self.calls.limit.as_ref().or(self.calls.rights.as_ref());
+        let Some(rights) = rights else { return Ok(RightsId::OWN) };
         if let Some(id) = self.epoch.rights.get(rights) {
             return Ok(*id);
         }
