@@ -598,6 +598,9 @@ fn after_changes_by_root(way: &str, root_changes: impl Fn(&Path), check: impl Fn
         fs::set_permissions(root.join(name), Permissions::from_mode(mode)).unwrap();
     }
     fs::write(root.join("f"), "of root").unwrap();
+    fs::write(root.join("shared"), "at first").unwrap();
+    chown(root.join("shared"), Some(61001), Some(61010)).unwrap();
+    fs::set_permissions(root.join("shared"), Permissions::from_mode(0o4774)).unwrap();
     fs::create_dir(root.join("of root")).unwrap();
     fs::write(root.join("of root/accounts"), "open").unwrap();
     fs::copy("/bin/mv", root.join("raised")).unwrap();
@@ -718,6 +721,23 @@ fn the_work_of_a_set_user_id_program_is_not_rolled_back() {
         assert_eq!(fs::read(root.join("of root/accounts")).unwrap(), b"locked");
         assert_eq!(fs::read(root.join("of root/accounts.old")).unwrap(), b"open");
     });
+}
+
+#[test]
+fn a_set_user_id_bit_does_not_come_back_on_the_content_of_another_user() {
+    let write = |root: &Path| fs::write(root.join("shared"), "by another user").unwrap();
+    after_changes_by_root("set_user_id", write, |root, watch| {
+        assert!(is_denied(watch));
+        assert_eq!(root.join("shared").metadata().unwrap().mode() & 0o7777, 0o774);
+    });
+    after_changes_by_root(
+        "set_user_id",
+        |_| (),
+        |root, watch| {
+            watch.go_back(Sequence(0), &[]).unwrap();
+            assert_eq!(root.join("shared").metadata().unwrap().mode() & 0o7777, 0o4774);
+        },
+    );
 }
 
 #[test]

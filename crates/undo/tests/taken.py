@@ -40,6 +40,10 @@ def contents():
             file.write(", and by the program")
 
 
+def set_user_id():
+    os.chmod(path("shared"), 0o774)
+
+
 def raised():
     # A program with the set-user-ID bit of root.
     subprocess.run([path("raised"), path("of root/accounts"), path("of root/accounts.old")], check=True)
@@ -54,7 +58,7 @@ def main():
     os.setresgid(61001, 61001, 61001)
     os.setresuid(61001, 61001, 61001)
     sys.stdin.readline()
-    ways = [attributes, group, file, directory, contents, raised, group_directory]
+    ways = [attributes, group, file, directory, contents, set_user_id, raised, group_directory]
     next(way for way in ways if way.__name__ == WAY)()
     print(flush=True)
     sys.stdin.read()

@@ -21,6 +21,8 @@ use crate::key::{Attributes, FileKey};
 use crate::log::target::{Target, TargetInode};
 use crate::rights::{Aspects, Owner, Rights};
 
+/// The mode bits for set-user-ID and set-group-ID.
+const SET_IDS: u32 = 0o6000;
 const ASPECTS: [Aspects; 5] =
     [Aspects::CONTENT, Aspects::TIMES, Aspects::RIGHTS, Aspects::EXTENDED, Aspects::PRIVILEGED];
 
@@ -110,7 +112,7 @@ fn may_fetch<Files: FileSystem>(
     }
     // The rules of `fs.protected_hardlinks`.
     any(rights, |rights| {
-        let is_safe = now.is_file() && now.attributes.mode & 0o6000 == 0;
+        let is_safe = now.is_file() && now.attributes.mode & SET_IDS == 0;
         Ok(rights.owns(owner_of(&now.attributes))
             || (is_safe && files.permits(&node, rights, Access::READ_WRITE)?))
     })
@@ -169,7 +171,12 @@ fn may_change_aspect<Files: FileSystem>(
     for (_, rights) in inode.touched.iter().filter(|(aspects, _)| aspects.intersects(by)) {
         let Some(rights) = rights else { return Ok(true) };
         let is_permitted = match aspect {
-            Aspects::RIGHTS => change.is_none_or(|(wanted, _)| may_set_rights(rights, owner, wanted)),
+            Aspects::RIGHTS => change.is_none_or(|(wanted, present)| {
+                // A write by another user clears these bits, and they must not come back on the content of this user.
+                let gains_ids = wanted.mode & !present.mode & SET_IDS != 0;
+                let is_unwritten = present.modified == inode.attributes.modified;
+                may_set_rights(rights, owner, wanted) && (!gains_ids || is_unwritten)
+            }),
             Aspects::PRIVILEGED => change.is_none_or(|(wanted, present)| {
                 differing_names(wanted, present)
                     .filter(|name| Aspects::of_extended(name) == Aspects::PRIVILEGED)
