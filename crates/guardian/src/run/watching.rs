@@ -367,12 +367,13 @@ impl Watching {
             self.watch.retain(&exact);
         }
     }
+}
 
-    /// Returns the checkpoints that the store must keep. `taken` are the checkpoints that are stored or in flight.
-    pub(super) fn held(&self, taken: &[Sequence]) -> Vec<Sequence> {
-        let exact = self.exact(taken);
-        exact[exact.len().saturating_sub(HELD)..].to_vec()
-    }
+/// Returns the checkpoints that the store must keep, of the checkpoints that are `confirmed` as durable and of those in
+/// flight.
+pub(super) fn newest_held(confirmed: &[Sequence], in_flight: &[Sequence]) -> Vec<Sequence> {
+    let newest = &confirmed[confirmed.len().saturating_sub(HELD)..];
+    newest.iter().chain(in_flight).copied().collect()
 }
 
 /// Returns the committed checkpoints that are exact.
@@ -418,6 +419,13 @@ mod tests {
         assert!(matches!(error, GuardianError::OutputNeedsRewind { .. }), "{error}");
         let short = RunRequest { files_back_max: Some(std::time::Duration::from_secs(1)), ..request };
         assert!(check_output(&short, ChangedFiles::Rewind, None).is_err());
+    }
+
+    #[test]
+    fn checkpoints_in_flight_do_not_push_out_confirmed_ones() {
+        let held = newest_held(&sequences(&[5, 7, 8, 9]), &sequences(&[10, 11, 12, 13]));
+        assert_eq!(held, sequences(&[8, 9, 10, 11, 12, 13]));
+        assert_eq!(newest_held(&[], &sequences(&[1])), sequences(&[1]));
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Guard {
             }
             News::Opened(_) => {
                 self.feed(Event::LogOpened);
-                self.hold_exact();
+                self.hold_newest();
             }
             News::Tracking(name, error) => {
                 self.requests.not_taken(self.driver.machine.next_sequence());
@@ -246,7 +246,7 @@ impl Guard {
             self.voice.record.store_bytes = Some(status.disk.get());
             self.rebuild.watching().into_iter().for_each(|watching| watching.retain(&status.kept));
         }
-        self.hold_exact();
+        self.hold_newest();
         self.note_on_time(sequence);
         self.renew_outlook();
         self.voice.journal.set(&self.voice.record);

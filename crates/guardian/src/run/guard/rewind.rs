@@ -9,6 +9,7 @@ use engine::{Boundary, FileRecord};
 use model::Sequence;
 use supervise::{ChangedFiles, State};
 
+use super::super::watching;
 use super::parts::Guard;
 use crate::event::RunEvent;
 use crate::files::FilesReport;
@@ -59,17 +60,22 @@ impl Guard {
                 }
             }
         }
-        self.hold_exact();
+        self.hold_newest();
         self.note_watch();
     }
 
-    /// Makes the store keep the newest checkpoints to which files can be rolled back, including checkpoints in flight.
-    pub(super) fn hold_exact(&mut self) {
-        let (Some(watching), Some(log)) = (self.rebuild.watching(), self.taking.tracer.log()) else { return };
-        let mut taken = log.status().kept;
-        taken.extend(self.driver.machine.in_flight());
-        taken.dedup();
-        log.hold(&watching.held(&taken));
+    /// Makes the store keep the newest checkpoints that a restart can use. The writer of the store counts checkpoints in
+    /// flight as the newest. A death drops them, and a restart then uses the newest of the others.
+    pub(super) fn hold_newest(&mut self) {
+        let Some(log) = self.taking.tracer.log() else { return };
+        let in_flight: Vec<Sequence> = self.driver.machine.in_flight().collect();
+        let mut confirmed = log.status().kept;
+        confirmed.retain(|sequence| !in_flight.contains(sequence));
+        let (confirmed, in_flight) = match self.rebuild.watching() {
+            Some(watching) => (watching.exact(&confirmed), watching.exact(&in_flight)),
+            None => (confirmed, in_flight),
+        };
+        log.hold(&watching::newest_held(&confirmed, &in_flight));
     }
 
     /// Reports that files can no longer be rolled back to earlier checkpoints. The report is made even if rollback is
