@@ -35,6 +35,8 @@ import time
 from campaign import HERE, Findings, arguments, say_to
 
 LIMIT_S = 30
+# A line that ends the collection of a stream.
+END = "END\n"
 # The undo log grows until the first checkpoint is dropped, and a restore reads all of the log.
 POINTS_OF_A_RUN = 20
 # Calls that belong to no step of a restore, or that cannot fail.
@@ -64,26 +66,29 @@ class Subject:
         self.store, self.work = os.path.join(self.folder, "store"), os.path.join(self.folder, "work")
         os.makedirs(self.work)
         self.command = [options.undying, "--store", self.store]
-        self.lines, self.told = [], []
-        # A FIFO can be opened again by a restore after the death of the guardian. A pipe cannot, and a file would be
-        # rolled back.
-        self.output = os.path.join(self.folder, "output")
-        os.mkfifo(self.output)
-        # Open for reading and writing, so that the reader sees no end between two incarnations.
-        self.reader = open(os.open(self.output, os.O_RDWR), errors="replace")
-        collect(self.reader, self.lines, "END\n")
+        # The subject inherits both streams. A FIFO can be opened again by a restore after the death of the guardian. A
+        # pipe cannot, and a file would be rolled back.
+        self.lines, self.told, self.readers = [], [], {}
+        for name, lines in [("output", self.lines), ("messages", self.told)]:
+            path = os.path.join(self.folder, name)
+            os.mkfifo(path)
+            # Open for reading and writing, so that the reader sees no end between two incarnations.
+            self.readers[path] = open(os.open(path, os.O_RDWR), errors="replace")
+            collect(self.readers[path], lines)
         words = ["run", "--name", "steps", "--every", "20ms", "--max-restarts", "100000/1m", "--files-cost-max", "1",
                  "--", os.path.join(scratch, "steps"), self.work]
         self.guardian = self.start(words)
         self.wait("the first checkpoint", lambda: self.newest() > 1)
 
     def start(self, words):
-        """Starts `undying`, and collects its messages."""
-        with open(os.open(self.output, os.O_WRONLY), "w") as output:
-            process = subprocess.Popen([*self.command, *words], stdin=subprocess.DEVNULL, stdout=output,
-                                       stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
-        collect(process.stderr, self.told)
-        return process
+        """Starts `undying`, and collects its messages and the output of the subject."""
+        output, messages = [os.open(path, os.O_WRONLY) for path in self.readers]
+        try:
+            return subprocess.Popen([*self.command, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=messages,
+                                    text=True, errors="replace", start_new_session=True)
+        finally:
+            os.close(output)
+            os.close(messages)
 
     def listed(self):
         said = say_to(self.command, "ls", "steps", "--json")
@@ -187,13 +192,14 @@ class Subject:
         for pid in pids:
             if program(pid).endswith("/steps"):
                 kill(pid)
-        os.write(self.reader.fileno(), b"END\n")
+        for reader in self.readers.values():
+            os.write(reader.fileno(), END.encode())
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def collect(stream, lines, end=""):
-    """Appends the lines of a stream to a list, in a thread. `end` ends the thread."""
-    threading.Thread(target=lambda: lines.extend(iter(stream.readline, end)), daemon=True).start()
+def collect(stream, lines):
+    """Appends the lines of a stream to a list, in a thread, up to the line END."""
+    threading.Thread(target=lambda: lines.extend(iter(stream.readline, END)), daemon=True).start()
 
 
 def children(pid):
