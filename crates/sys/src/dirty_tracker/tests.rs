@@ -38,6 +38,16 @@ impl Mapped {
         unsafe { self.start.add(page * PAGE_BYTES as usize).write_volatile(value) };
     }
 
+    /// Writes all pages back. The kernel can skip a page, for example a page that is being written at this time.
+    fn clean(&self) {
+        let begun = std::time::Instant::now();
+        while self.dirty_pages() > 0 {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "pages stay dirty");
+            writeback::start(&self.file, ByteCount(0), ByteCount(self.pages as u64 * PAGE_BYTES)).unwrap();
+            std::thread::yield_now();
+        }
+    }
+
     fn dirty_pages(&self) -> u64 {
         writeback::dirty_pages(&self.file, ByteCount(0), ByteCount(self.pages as u64 * PAGE_BYTES)).unwrap()
     }
@@ -103,10 +113,7 @@ fn a_store_to_a_clean_page_is_reported_and_a_store_to_a_dirty_page_is_not() {
         assert!(reported.is_superset(&stored), "{reported:?}");
         stored.iter().for_each(|page| mapped.store(*page as usize, round as u8 + 1));
         assert_eq!(taken(&mut tracked), BTreeSet::new());
-        writeback::start(&mapped.file, ByteCount(0), ByteCount(700 * PAGE_BYTES)).unwrap();
-        while mapped.dirty_pages() > 0 {
-            std::thread::yield_now();
-        }
+        mapped.clean();
     }
 }
 
@@ -165,8 +172,6 @@ fn many_threads_that_store_beside_writeback_lose_no_report() {
         let reported = taken(&mut tracked);
         assert!(stored.iter().all(|page| reported.contains(&(*page as u64))), "round {round}");
         mapped.file.sync_data().unwrap();
-        while mapped.dirty_pages() > 0 {
-            std::thread::yield_now();
-        }
+        mapped.clean();
     }
 }
