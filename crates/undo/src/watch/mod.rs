@@ -246,7 +246,7 @@ impl Watch {
         Ok(Self { shared, calls, options, shared_files: Vec::new() })
     }
 
-    /// Sets the handler of socket calls: see [`CallReports::with_channels`].
+    /// Sets the handler of socket calls: see `CallReports::with_channels`.
     #[must_use]
     pub fn with_channels(mut self, channels: Arc<dyn CallHandler>) -> Self {
         self.calls = self.calls.clone().with_channels(channels);
@@ -288,7 +288,7 @@ impl Watch {
     }
 
     /// Records the end of the subject. The caller calls this method when no process of the subject is left. Changes
-    /// between the end and [`Self::attach`] are not changes by the subject.
+    /// between the end and `CallReports::attach` are not changes by the subject.
     ///
     /// # Errors
     ///
@@ -333,7 +333,7 @@ impl Watch {
 
     /// Rolls files back to a checkpoint, and begins a new epoch at this checkpoint. The caller has called
     /// [`Self::subject_ended`] before. `leave` lists files by device and inode number; the rollback does not change the
-    /// content and attributes of these files. Until [`Self::attach`], the watch regards all changes of files as part of
+    /// content and attributes of these files. Until `CallReports::attach`, the watch regards all changes of files as part of
     /// the restore, and does not record the changes.
     ///
     /// # Errors
