@@ -45,9 +45,9 @@ impl Handler {
 impl CallHandler for Handler {
     fn handle(&self, reported: &ReportedCall<'_>) -> Handled {
         let Some(call) = read(reported.notification) else { return Handled::Pass };
-        if call.kind != CallKind::Bind
-            && let Some(mark) = self.inner.state().component(self.component).mark
-        {
+        // The lock is not held during the calls that mark the socket.
+        let mark = self.inner.state().component(self.component).mark;
+        if let Some(mark) = mark.filter(|_| call.kind != CallKind::Bind) {
             // If the socket cannot be marked, the next checkpoint marks the socket.
             let _ = mark.claim_of(thread_of(reported), call.socket);
         }

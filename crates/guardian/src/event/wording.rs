@@ -59,7 +59,7 @@ pub(crate) fn told(seq: u64) -> String {
     )
 }
 
-/// Describes that the program has changed files after its newest checkpoint.
+/// Returns the reason that the program has changed files after its newest checkpoint.
 pub(crate) fn changed_since(seq: u64) -> String {
     format!(
         "it has changed files after checkpoint {seq}, its newest, and its memory is not restored beside changed files"
