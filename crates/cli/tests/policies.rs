@@ -404,7 +404,9 @@ fn a_regular_exit_code_runs_a_program_twice_or_once() {
         (restarts, read("stdout"), read("side"))
     };
     let lab = Lab::new();
-    assert_eq!(run(&lab, &["--files", "keep"]), (1, 2, 1), "{}", lab.told());
+    // A checkpoint after the output and before the exit restores a program that does not repeat the output.
+    let (restarts, results, starts) = run(&lab, &["--files", "keep"]);
+    assert!((restarts, starts) == (1, 1) && matches!(results, 1 | 2), "{results} results: {}", lab.told());
     assert!(lab.told().contains("exited with 20 again"), "{}", lab.told());
     assert_eq!(events(&lab, "ended-again")[0]["exit"], 20);
     let lab = Lab::new();

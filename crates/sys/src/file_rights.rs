@@ -477,6 +477,12 @@ mod tests {
         FileRights { user: 65534, group: 65534, supplementary: Vec::new(), effective: 0 }
     }
 
+    /// Reads the attribute while no other test changes the rights of its thread.
+    fn dumpable() -> DumpableBehavior {
+        let _changing = changing();
+        rustix::process::dumpable_behavior().unwrap()
+    }
+
     #[test]
     fn our_own_rights_can_always_be_taken_on() {
         let rights = own().unwrap();
@@ -488,7 +494,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return println!("unsupported: root");
         }
-        let before = (own().unwrap(), rustix::process::dumpable_behavior().unwrap());
+        let before = (own().unwrap(), dumpable());
         let rights = OwnRights::new().unwrap();
         let file = File::open(std::env::current_exe().unwrap()).unwrap();
         let thread = || Tid(rustix::thread::gettid().as_raw_nonzero().get());
@@ -502,13 +508,13 @@ mod tests {
                     assert_eq!(permits(file.as_fd(), Access::WRITE).unwrap(), permitted);
                 })
                 .unwrap();
-            assert_eq!((own().unwrap(), rustix::process::dumpable_behavior().unwrap()), before);
+            assert_eq!((own().unwrap(), dumpable()), before);
         }
         // A thread without capabilities keeps its user.
         let other = FileRights { effective: 0, ..own().unwrap() };
         rights.act(&other, || assert_eq!(own().unwrap().effective & OF_FILES, 0)).unwrap();
         assert!(rights.act(&FileRights { user: u32::MAX, ..nobody() }, || ()).is_err());
-        assert_eq!((own().unwrap(), rustix::process::dumpable_behavior().unwrap()), before);
+        assert_eq!((own().unwrap(), dumpable()), before);
     }
 
     #[test]
@@ -516,10 +522,10 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return println!("unsupported: root");
         }
-        let before = (own().unwrap(), rustix::process::dumpable_behavior().unwrap());
+        let before = (own().unwrap(), dumpable());
         let invalid = FileRights { user: u32::MAX, ..nobody() };
         assert_eq!(run_with(&invalid, || ()).unwrap_err().errno, Errno::EPERM);
-        assert_eq!((own().unwrap(), rustix::process::dumpable_behavior().unwrap()), before);
+        assert_eq!((own().unwrap(), dumpable()), before);
     }
 
     #[test]
@@ -527,8 +533,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return println!("unsupported: root");
         }
-        let before = own().unwrap();
-        let dumpable = rustix::process::dumpable_behavior().unwrap();
+        let before = (own().unwrap(), dumpable());
         let folder = std::env::temp_dir().join(format!("undying-rights-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
@@ -547,8 +552,7 @@ mod tests {
             assert_eq!(may_open(&secret, true, false).unwrap_err().errno, Errno::EACCES);
         })
         .unwrap();
-        assert_eq!(own().unwrap(), before);
-        assert_eq!(rustix::process::dumpable_behavior().unwrap(), dumpable);
+        assert_eq!((own().unwrap(), dumpable()), before);
         File::open(&secret).unwrap();
         fs::remove_dir_all(&folder).unwrap();
     }
