@@ -222,6 +222,19 @@ impl Stub {
         Ok((result as u64, created))
     }
 
+    /// Moves the thread from a syscall stop to an event stop. The thread executes no instruction in between.
+    pub fn reach_event_stop(&mut self) -> Result<(), RemoteError> {
+        loop {
+            ptrace::interrupt(self.tid)?;
+            ptrace::resume(self.tid, None)?;
+            match self.wait()? {
+                WaitStatus::Stopped(Stop::Event | Stop::Group(_)) => return Ok(()),
+                WaitStatus::Stopped(_) => {}
+                WaitStatus::Exited(_) | WaitStatus::Killed(_) => return Err(RemoteError::Ended(self.tid)),
+            }
+        }
+    }
+
     fn wait(&self) -> Result<WaitStatus, Error> {
         let is_leader = self.tid == self.pid.leader();
         if is_leader && self.has_threads { tracer::wait_for_leader(self.pid) } else { ptrace::wait(self.tid) }

@@ -7,15 +7,18 @@
 //! Does not: depend on a state kind, or take the terminal back. Sessions inside the tree have their own terminals.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use model::{Address, Pid, Signal};
 use resource::state::{self, Stage, StateRestore};
 use resource::{Opener, Shared};
 use sys::dead_man::DeadManSwitch;
+use sys::ptrace::Registers;
 use sys::{Error, ptrace, session, terminal};
 use tracee::arch;
 use tracee::arch::numbers as nr;
-use tracee::{ProcessMemory, Stub, interruption};
+use tracee::procfs::Stat;
+use tracee::{ProcessMemory, Stub, interruption, procfs};
 
 use super::built::{Built, BuiltProcess};
 use super::files::{self, OpenFiles};
@@ -24,6 +27,10 @@ use crate::error::{EngineError, Result};
 use crate::records::ProcessMessage;
 
 const STAGES: [Stage; 5] = [Stage::Setup, Stage::Timers, Stage::Credentials, Stage::Sealing, Stage::Signals];
+
+/// Maximum time until the stop signal of a restored process takes effect, and the poll interval.
+const STOP_LIMIT: Duration = Duration::from_millis(500);
+const STOP_POLL: Duration = Duration::from_micros(50);
 
 /// Makes the state kinds create objects that must exist before any file is opened.
 pub(super) fn prepare(plan: &Plan) -> Result<()> {
@@ -72,7 +79,9 @@ pub(super) fn finish(
     }
     drop_scratch(plan, &mut built)?;
     for process in plan.living() {
-        set_registers(process, &built.get(process.pid)?.memory)?;
+        let target = built.get(process.pid)?;
+        await_restarts(process, target)?;
+        set_registers(process, &target.memory)?;
     }
     cut_back()?;
     files::start(plan, open)?;
@@ -85,13 +94,28 @@ pub(super) fn finish(
         let Some(target) = built.processes.remove(&process.pid) else { continue };
         let stopped = process.message.stop_signal;
         let signal = (stopped != 0).then_some(Signal(stopped));
-        let mut signals = signal.into_iter();
-        for stub in target.threads {
-            resume(stub, signals.next())?;
+        let mut threads = target.threads.into_iter();
+        let Some(first) = threads.next() else { continue };
+        resume(first, signal)?;
+        if signal.is_some() && threads.len() > 0 {
+            await_stop(process.pid);
+        }
+        for stub in threads {
+            resume(stub, None)?;
         }
     }
     switch.disarm();
     Ok(())
+}
+
+/// Waits until the stop signal has stopped the first thread of a process. The other threads then stop before they
+/// execute an instruction. A SIGCONT from outside can prevent the stop, so the wait has a limit.
+fn await_stop(pid: Pid) {
+    let limit = Instant::now() + STOP_LIMIT;
+    let stops = |stat: &Stat| matches!(stat.state, 'T' | 't') || stat.is_ending();
+    while Instant::now() < limit && procfs::thread_stat(pid, pid.leader()).is_ok_and(|stat| !stops(&stat)) {
+        std::thread::sleep(STOP_POLL);
+    }
 }
 
 /// Unmaps the scratch pages. The `syscall` instruction for this call is in the vDSO or in the code of the program.
@@ -148,13 +172,30 @@ fn find_instruction(process: &PlannedProcess, target: &BuiltProcess) -> Result<A
     Err(EngineError::NotBuildable(format!("pid {} has no instruction for a system call", process.pid)))
 }
 
-/// Sets the registers (including the extended state) and the signal mask of each thread of a process.
+/// Moves each thread with an interrupted call to an event stop, where the kernel restarts the call when the thread is
+/// resumed. A thread that receives the stop signal of its process stays in its syscall stop, because the kernel
+/// discards a signal for an event stop. The kernel restarts calls after the delivery of a signal, too.
+fn await_restarts(process: &PlannedProcess, target: &mut BuiltProcess) -> Result<()> {
+    let receives_signal = |at| at == 0 && process.message.stop_signal != 0;
+    for (at, (stub, thread)) in target.threads.iter_mut().zip(&process.threads).enumerate() {
+        let registers = interruption::named(&thread.registers, &target.memory);
+        if arch::restarted_by_kernel(&registers).is_some() && !receives_signal(at) {
+            stub.reach_event_stop()?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets the registers (including the extended state) and the signal mask of each thread of a process. The kernel then
+/// restarts interrupted calls, so the threads must be in event stops or receive a signal.
 pub(super) fn set_registers(process: &PlannedProcess, memory: &ProcessMemory) -> Result<()> {
     for thread in &process.threads {
         ptrace::set_extended_state(thread.tid, &thread.extended_state)?;
         ptrace::set_signal_mask(thread.tid, thread.signal_mask)?;
         let registers = interruption::named(&thread.registers, memory);
-        ptrace::set_registers(thread.tid, &arch::restarted(&registers))?;
+        let registers =
+            arch::restarted_by_kernel(&registers).unwrap_or(Registers { orig_rax: u64::MAX, ..registers });
+        ptrace::set_registers(thread.tid, &registers)?;
     }
     Ok(())
 }

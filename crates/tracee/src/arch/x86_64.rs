@@ -212,21 +212,31 @@ pub fn with_syscall(base: &Registers, instruction: Address, number: i64, argumen
 /// that a stop has interrupted. Therefore the returned registers make the thread execute this call again.
 #[must_use]
 pub fn restarted(registers: &Registers) -> Registers {
-    let mut registers = *registers;
-    let interrupted = registers.orig_rax as i64 >= 0
-        && matches!(
-            registers.rax as i64,
-            ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK
-        );
-    if interrupted {
-        if registers.rax as i64 == ERESTART_RESTARTBLOCK {
-            use_remaining_time(&mut registers);
-        }
+    let interrupted = restarted_by_kernel(registers);
+    let mut registers = interrupted.unwrap_or(*registers);
+    if interrupted.is_some() {
         registers.rax = registers.orig_rax;
         registers.rip -= SYSCALL_BYTES;
     }
     registers.orig_rax = u64::MAX;
     registers
+}
+
+/// Returns the registers with which the kernel restarts the call that a stop has interrupted, or `None` if no call
+/// was interrupted. The kernel restarts the call when the thread leaves an event stop. If a signal is pending,
+/// the kernel decides as without the stop whether the call ends with EINTR. The returned registers do not use a
+/// restart block.
+#[must_use]
+pub fn restarted_by_kernel(registers: &Registers) -> Option<Registers> {
+    let result = registers.rax as i64;
+    let is_interrupted = registers.orig_rax as i64 >= 0
+        && matches!(result, ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK);
+    let mut registers = is_interrupted.then_some(*registers)?;
+    if result == ERESTART_RESTARTBLOCK {
+        use_remaining_time(&mut registers);
+        registers = entered_again(&registers);
+    }
+    Some(registers)
 }
 
 /// Reports whether the kernel has a *restart block*: state for resuming the call that a stop has interrupted.
