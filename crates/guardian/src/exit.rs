@@ -208,6 +208,7 @@ fn of_undo(error: &UndoError) -> ExitCode {
         UndoError::Store(error) => of_store(error),
         UndoError::Conflict { .. }
         | UndoError::Denied { .. }
+        | UndoError::Fixed { .. }
         | UndoError::Lost { .. }
         | UndoError::HalfBack { .. }
         | UndoError::PowerCut { .. }

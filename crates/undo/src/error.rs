@@ -129,6 +129,20 @@ pub enum UndoError {
         paths: Vec<PathBuf>,
     },
 
+    /// The administrator has made files immutable or append-only (chattr(1)), so that no program can set them back. The
+    /// rollback has changed nothing.
+    ///
+    /// Row: undo-fixed
+    #[error(
+        "cannot roll back files that are immutable or append-only: {}\nhelp: remove the attribute (chattr -i, chattr -a) and \
+         roll back: --files force; or restore with files as they are: --files keep",
+        listed(paths)
+    )]
+    Fixed {
+        /// The paths of the files.
+        paths: Vec<PathBuf>,
+    },
+
     /// A file must be created again, but the log does not contain the content of the file. The rollback has changed
     /// nothing.
     ///
@@ -180,8 +194,8 @@ pub enum UndoError {
     ///
     /// Row: undo-step
     #[error(
-        "{source} during the rollback of {}; {left}\nhelp: remove the cause (`df` for a full disk, `lsattr` for an \
-         immutable file) and restore again, which continues the rollback",
+        "{source} during the rollback of {}; {left}\nhelp: remove the cause (`df` for a full disk) and restore \
+         again, which continues the rollback",
         shown(path)
     )]
     Step {

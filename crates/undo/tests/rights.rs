@@ -4,6 +4,7 @@
 //! Does not: test files that are open at a checkpoint; `watch` does.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, PipeReader, Write};
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use model::{ByteCount, Fd, Sequence};
+use rustix::thread::{CapabilitySet, CapabilitySets};
 use sys::clock::Clock;
 use sys::listener_holder::ListenerHolder;
 use undying_undo::UndoError;
@@ -680,25 +682,26 @@ fn what_root_has_moved_to_its_own_directory_stays_there() {
     }
 }
 
+/// Runs `work` in this thread without a capability.
+fn without<Output>(lost: CapabilitySet, work: impl FnOnce() -> Output) -> Output {
+    let own = rustix::thread::capabilities(None).unwrap();
+    let fewer = CapabilitySets { effective: own.effective - lost, ..own };
+    rustix::thread::set_capabilities(None, fewer).unwrap();
+    let output = work();
+    rustix::thread::set_capabilities(None, own).unwrap();
+    output
+}
+
 /// A step of the first attempt fails. Root then takes over a file that the attempt has already rolled back, or not yet.
 #[test]
 fn what_root_has_taken_over_after_a_failed_rollback_stays() {
-    let immutable = |path: &Path, flag: &str| {
-        let outcome = std::process::Command::new("chattr").arg(flag).arg(path).output();
-        outcome.is_ok_and(|output| output.status.success())
-    };
-    for (stuck, taken) in [("noted", "capable"), ("capable", "noted")] {
-        let is_stuck = std::cell::Cell::new(false);
+    for (way, taken) in [("contents", "capable"), ("first_open_to_all", "noted")] {
         after_changes_by_root(
-            "contents",
-            |root| is_stuck.set(immutable(&root.join(stuck), "+i")),
+            way,
+            |_| (),
             |root, watch| {
-                if !is_stuck.get() {
-                    return println!("unsupported: chattr");
-                }
-                let outcome = watch.go_back(Sequence(0), &[]);
-                assert!(immutable(&root.join(stuck), "-i"));
-                assert!(matches!(outcome, Err(UndoError::Step { .. })), "{outcome:?}");
+                let outcome = without(CapabilitySet::DAC_OVERRIDE, || watch.go_back(Sequence(0), &[]));
+                assert!(matches!(outcome, Err(UndoError::Step { .. })), "{taken}: {outcome:?}");
                 let path = root.join(taken);
                 chown(&path, Some(0), Some(0)).unwrap();
                 fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
@@ -707,6 +710,48 @@ fn what_root_has_taken_over_after_a_failed_rollback_stays() {
                 let found = path.metadata().unwrap();
                 assert_eq!((found.uid(), found.mode() & 0o7777), (0, 0o600));
                 assert_eq!(fs::read(&path).unwrap(), b"a secret");
+            },
+        );
+    }
+}
+
+/// Not even root can change such a file, so the rollback must be refused before its first step.
+#[test]
+fn a_rollback_over_a_fixed_file_changes_nothing() {
+    for (way, name, flag, change) in [
+        ("contents", "capable", "i", "noted"),
+        ("contents", "noted", "a", "capable"),
+        ("file", "f moved", "i", "f moved"),
+        ("file", ".", "i", "f moved"),
+        ("directory", "d moved", "i", "d moved"),
+    ] {
+        let chattr = |root: &Path, sign: &str| {
+            let flag = format!("{sign}{flag}");
+            let outcome = Command::new("chattr").arg(flag).arg(root.join(name)).output();
+            outcome.is_ok_and(|output| output.status.success())
+        };
+        let is_fixed = Cell::new(false);
+        after_changes_by_root(
+            way,
+            |root| is_fixed.set(chattr(root, "+")),
+            |root, watch| {
+                if !is_fixed.get() {
+                    return println!("unsupported: chattr");
+                }
+                let seen = || {
+                    let found = root.join(change).metadata().unwrap();
+                    (found.mode(), found.len(), found.modified().unwrap())
+                };
+                let before = seen();
+                let outcome = watch.go_back(Sequence(0), &[]);
+                assert_eq!(seen(), before, "{way} {name}");
+                assert!(chattr(root, "-"));
+                assert!(matches!(outcome, Err(UndoError::Fixed { .. })), "{way} {name}: {outcome:?}");
+                let outcome = watch.go_back(Sequence(0), &[]);
+                assert!(
+                    matches!(outcome, Ok(_) | Err(UndoError::Conflict { .. })),
+                    "{way} {name}: {outcome:?}"
+                );
             },
         );
     }

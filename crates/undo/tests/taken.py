@@ -33,11 +33,15 @@ def directory():
     os.rename(path("d"), path("d moved"))
 
 
-def contents():
-    for name in ("noted", "capable"):
-        os.chmod(path(name), 0o640)
+def contents(first_mode=0o640):
+    for name, mode in [("noted", first_mode), ("capable", 0o640)]:
+        os.chmod(path(name), mode)
         with open(path(name), "a") as file:
             file.write(", and by the program")
+
+
+def first_open_to_all():
+    contents(0o646)
 
 
 def set_user_id():
@@ -58,7 +62,7 @@ def main():
     os.setresgid(61001, 61001, 61001)
     os.setresuid(61001, 61001, 61001)
     sys.stdin.readline()
-    ways = [attributes, group, file, directory, contents, set_user_id, raised, group_directory]
+    ways = [attributes, group, file, directory, contents, first_open_to_all, set_user_id, raised, group_directory]
     next(way for way in ways if way.__name__ == WAY)()
     print(flush=True)
     sys.stdin.read()

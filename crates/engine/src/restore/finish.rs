@@ -7,11 +7,12 @@
 //! Does not: depend on a state kind, or take the terminal back. Sessions inside the tree have their own terminals.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::{Address, Pid, Signal};
 use resource::state::{self, Stage, StateRestore};
 use resource::{Opener, Shared};
+use sys::clock::Deadline;
 use sys::dead_man::DeadManSwitch;
 use sys::ptrace::Registers;
 use sys::{Error, ptrace, session, terminal};
@@ -111,9 +112,9 @@ pub(super) fn finish(
 /// Waits until the stop signal has stopped the first thread of a process. The other threads then stop before they
 /// execute an instruction. A SIGCONT from outside can prevent the stop, so the wait has a limit.
 fn await_stop(pid: Pid) {
-    let limit = Instant::now() + STOP_LIMIT;
+    let limit = Deadline::after(STOP_LIMIT);
     let stops = |stat: &Stat| matches!(stat.state, 'T' | 't') || stat.is_ending();
-    while Instant::now() < limit && procfs::thread_stat(pid, pid.leader()).is_ok_and(|stat| !stops(&stat)) {
+    while !limit.has_passed() && procfs::thread_stat(pid, pid.leader()).is_ok_and(|stat| !stops(&stat)) {
         std::thread::sleep(STOP_POLL);
     }
 }

@@ -286,6 +286,12 @@ impl Subject {
         self.state
     }
 
+    /// Reports whether the root is about to die, because the guardian kills the root for a failure of the subject.
+    #[must_use]
+    pub fn is_killed(&self) -> bool {
+        self.incarnation.killed_for.is_some()
+    }
+
     /// Returns the time at which the caller must report `Event::Due`. Each event can change this time.
     #[must_use]
     pub fn wake(&self, now: Instant) -> Option<Instant> {

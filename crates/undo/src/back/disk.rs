@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rustix::fs::{
-    AtFlags, Dir, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid,
-    XattrFlags,
+    AtFlags, Dir, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, StatxAttributes, StatxFlags,
+    Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 use sys::file_rights::{self, Access, OwnRights};
@@ -143,6 +143,12 @@ impl FileSystem for DiskFiles {
     fn permits(&self, node: &Node, rights: &Rights, access: Access) -> Result<bool> {
         let own = OwnRights::new()?;
         Ok(own.act(&rights.to_act(), || file_rights::permits(node.as_fd(), access))??)
+    }
+
+    fn is_fixed(&self, node: &Node) -> Result<bool> {
+        let statx = rustix::fs::statx(node, c"", AtFlags::EMPTY_PATH, StatxFlags::empty())
+            .map_err(|errno| Error::new("inspect a file", errno))?;
+        Ok(statx.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND))
     }
 
     fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Option<Node>> {

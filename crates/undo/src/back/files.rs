@@ -71,6 +71,8 @@ pub(crate) trait FileSystem {
     fn extended(&self, node: &Self::Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
     /// Reports whether a program with these rights may access an inode.
     fn permits(&self, node: &Self::Node, rights: &Rights, access: Access) -> Result<bool>;
+    /// Reports whether an inode is immutable or append-only, so that no program can set it back (chattr(1)).
+    fn is_fixed(&self, node: &Self::Node) -> Result<bool>;
     /// Returns the inode that a name leads to.
     fn lookup(&self, directory: &Self::Node, name: &[u8]) -> Result<Option<Self::Node>>;
     /// Returns the parent of a directory, and the name of the directory in the parent. Returns `None` for a root.

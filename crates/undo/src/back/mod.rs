@@ -249,6 +249,10 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     if !paths.is_empty() {
         return Err(UndoError::Denied { paths });
     }
+    let paths = permission::fixed(files, &rollback.target, &survey)?;
+    if !paths.is_empty() {
+        return Err(UndoError::Fixed { paths });
+    }
     let is_durable = durability == Durability::PowerCut;
     if is_durable {
         for epoch in &rollback.log.epochs {

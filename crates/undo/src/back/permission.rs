@@ -4,11 +4,11 @@
 //! fewer rights, or has lost rights since its change. A rollback reverts only changes that the subject itself could
 //! revert now. Otherwise, a program could use its own death to revert changes of the administrator.
 //!
-//! Owns: the comparison of recorded rights with the present files.
+//! Owns: the comparison of recorded rights with the present files, and the search for files that no program can change.
 //! Invariants: the check changes no file. A change that was made with the rights of this program is always permitted.
 //! Does not: check directories above a file. A rollback opens files by their handles.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 use sys::file_rights::{self, Access};
@@ -50,6 +50,40 @@ pub(crate) fn denied<Files: FileSystem>(
         let Some(now) = now.as_ref().filter(|now| !explains(now)) else { continue };
         if !may_change(files, inode, now)? {
             paths.push(inode.path.clone());
+        }
+    }
+    paths.sort();
+    paths.dedup();
+    Ok(paths)
+}
+
+/// Returns the files that the rollback would change, but that are immutable or append-only. Not even the administrator
+/// can change such files.
+pub(crate) fn fixed<Files: FileSystem>(
+    files: &Files,
+    target: &Target,
+    survey: &Survey,
+) -> Result<Vec<PathBuf>> {
+    let is_fixed = |key: &FileKey, path: &Path| match files.find(key, path)? {
+        Some(node) => files.is_fixed(&node),
+        None => Ok(false),
+    };
+    let mut paths = Vec::new();
+    for index in &survey.changed {
+        let inode = &target.inodes[*index];
+        if is_fixed(&inode.key, &inode.path)? {
+            paths.push(inode.path.clone());
+        }
+    }
+    for wrong in &survey.wrong {
+        let path = target.path_of(wrong.directory, &wrong.name);
+        let touched = [Some(wrong.directory), wrong.before];
+        let mut keys: Vec<_> = touched.into_iter().flatten().map(|index| &target.inodes[index].key).collect();
+        keys.extend(wrong.now.as_ref().map(|now| &now.key));
+        for key in keys {
+            if is_fixed(key, &path)? {
+                paths.push(path.clone());
+            }
         }
     }
     paths.sort();

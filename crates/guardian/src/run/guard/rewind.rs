@@ -121,7 +121,7 @@ impl Guard {
     /// Releases the waiting messages when the subject runs again, or has ended for good.
     pub(super) fn release_messages(&mut self) {
         let state = self.driver.machine.state();
-        let is_alive = state.is_alive() && self.tree.death.is_none();
+        let is_alive = state.is_alive() && self.tree.death.is_none() && !self.driver.machine.is_killed();
         self.voice.is_holding &= !is_alive && !matches!(state, State::Ended(_));
     }
 }

@@ -38,6 +38,10 @@ impl FileSystem for Files {
         Ok(true)
     }
 
+    fn is_fixed(&self, _node: &u64) -> Result<bool> {
+        Ok(false)
+    }
+
     fn lookup(&self, directory: &u64, name: &[u8]) -> Result<Option<u64>> {
         Ok(self.disk.child(*directory, name))
     }
