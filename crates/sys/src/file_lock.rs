@@ -12,8 +12,11 @@
 //! Probe: none needed
 //! Fallback: none needed
 
+use std::fs::File;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::fs::FlockOperation;
 
 use crate::error::{Errno, Error, Result};
 
@@ -134,9 +137,41 @@ pub fn is_open_for_writing(file: BorrowedFd<'_>) -> Result<bool> {
     }
 }
 
+/// An exclusive lock (flock(2)) of an open file, until the value is dropped.
+#[derive(Debug)]
+pub struct ExclusiveLock(File);
+
+impl ExclusiveLock {
+    /// Locks a file. Returns `None` if the file is locked through another open file description.
+    ///
+    /// # Errors
+    ///
+    /// Returns the other errors of flock(2).
+    pub fn try_new(file: File) -> std::result::Result<Option<Self>, Errno> {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Returns the locked file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for ExclusiveLock {
+    /// Unlocks the file. Closing it does not suffice: a process that another thread has just forked has a copy of the
+    /// descriptor until its execve(2), and this copy would keep the lock.
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::os::fd::AsFd;
 
     use super::*;
@@ -182,5 +217,18 @@ mod tests {
         assert!(bytes[16..24].iter().all(|byte| *byte == 0xff) && bytes[24..] == [0; 8]);
         assert_eq!((flock_operation(false), flock_operation(true)), (5, 6));
         assert_eq!((lease_argument(false), lease_argument(true)), (0, 1));
+    }
+
+    #[test]
+    fn a_copy_of_the_descriptor_does_not_keep_the_lock() {
+        let file = rustix::fs::memfd_create("locked", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let open = || ExclusiveLock::try_new(File::open(&path).unwrap()).unwrap();
+        let lock = open().unwrap();
+        let copy = lock.file().try_clone().unwrap();
+        assert!(open().is_none());
+        drop(lock);
+        assert!(open().is_some());
+        drop(copy);
     }
 }

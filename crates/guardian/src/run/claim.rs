@@ -5,14 +5,14 @@
 //! A claim under which no program was started leaves nothing in the store.
 //! Does not: change images.
 
-use std::fs::{DirBuilder, File};
+use std::fs::DirBuilder;
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
 use store::{Store, SubjectName, trust};
 use sys::Error;
+use sys::file_lock::ExclusiveLock;
 
 use crate::error::{GuardianError, Result};
 use crate::record::Record;
@@ -34,7 +34,7 @@ pub(crate) struct Claim {
     /// The store in which this claim created the directory. `None` once a subject uses the directory, or if the
     /// directory existed before.
     unused_in: Option<Store>,
-    _lock: File,
+    _lock: ExclusiveLock,
 }
 
 impl Claim {
@@ -77,9 +77,9 @@ impl Claim {
         let path = directory.join(LOCK_FILE);
         trust::check_directory(&directory)?;
         let lock = trust::open_or_create(&path, trust::Access::Write)?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self { name: name.clone(), directory, unused_in, _lock: lock })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        match ExclusiveLock::try_new(lock) {
+            Ok(Some(lock)) => Ok(Some(Self { name: name.clone(), directory, unused_in, _lock: lock })),
+            Ok(None) => Ok(None),
             Err(errno) => Err(Error::path("lock", &path, errno).into()),
         }
     }

@@ -6,14 +6,13 @@
 //! Invariants: a reader never sees a partial file, and never reads a file that another user could have written.
 //! Does not: make the newest version survive a power cut. A start needs nothing from this file.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use store::{Store, trust};
 use sys::Error;
+use sys::file_lock::ExclusiveLock;
 
 use super::network::ChannelFacts;
 use crate::error::{GuardianError, Result};
@@ -108,17 +107,17 @@ impl SystemRecord {
     }
 }
 
-/// Claims a store for one system, as long as the returned file is open.
+/// Claims a store for one system, as long as the returned lock is held.
 ///
 /// # Errors
 ///
 /// `SystemTaken` if another guardian has claimed the store.
-pub(crate) fn claim(store: &Store) -> Result<File> {
+pub(crate) fn claim(store: &Store) -> Result<ExclusiveLock> {
     let path = store.root().join(LOCK);
     let lock = trust::open_or_create(&path, trust::Access::Write)?;
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
+    match ExclusiveLock::try_new(lock) {
+        Ok(Some(lock)) => Ok(lock),
+        Ok(None) => {
             let record = SystemRecord::read(store).ok().flatten().unwrap_or_default();
             let (name, pid) = (record.name, model::Pid(record.guardian.pid));
             Err(GuardianError::SystemTaken { name, pid, store: store.root().to_path_buf() })

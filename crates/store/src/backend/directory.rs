@@ -13,8 +13,9 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, Per
 use std::path::{Path, PathBuf};
 
 use model::ByteCount;
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use sys::direct_io::{self, DirectWriter, Method};
+use sys::file_lock::ExclusiveLock;
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 use sys::{Errno, Error, Result};
@@ -163,16 +164,13 @@ impl Medium for Directory {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed("open", path)(error)),
         };
-        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-            Err(errno) => return Err(Error::path("lock", path, errno)),
-        }
+        let lock = ExclusiveLock::try_new(directory).map_err(|errno| Error::path("lock", path, errno))?;
+        let Some(lock) = lock else { return Ok(None) };
         // The previous owner of the lock may have removed or renamed the directory between open and lock.
-        let held = directory.metadata().map_err(failed("inspect", path))?;
+        let held = lock.file().metadata().map_err(failed("inspect", path))?;
         let same =
             std::fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino()));
-        Ok(same.then(|| Box::new(DirectoryLock { _directory: directory }) as Box<dyn Lock>))
+        Ok(same.then(|| Box::new(DirectoryLock { _lock: lock }) as Box<dyn Lock>))
     }
 }
 
@@ -248,7 +246,7 @@ impl PageSource for DirectReader {
 /// A directory that is open and locked until the value is dropped.
 #[derive(Debug)]
 struct DirectoryLock {
-    _directory: File,
+    _lock: ExclusiveLock,
 }
 
 impl Lock for DirectoryLock {}
