@@ -6,7 +6,7 @@
  *   counter FILE            counts until it is killed
  *   counter FILE exit N     exits with 0 at round N
  *   counter FILE fail N     exits with 3 at round N
- *   counter FILE trap F     aborts (SIGABRT) 120 rounds after the file F exists
+ *   counter FILE trap F     aborts (SIGABRT) 60 rounds after the file F exists
  *   counter FILE orphan     has a child that outlives it, and that has its standard streams open
  *   counter FILE family N   has N such children
  *   counter FILE exec N     executes its own program again every N rounds
@@ -31,7 +31,7 @@
 #define WORDS (64 * 1024)
 #define STEPS 400
 #define NAP_NS 200000
-#define ROUNDS_TO_DIE 120
+#define ROUNDS_TO_DIE 60
 
 static const char *path;
 static uint64_t words[WORDS];
