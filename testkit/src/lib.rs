@@ -40,6 +40,7 @@ pub use compile::{Library, compile, victims};
 pub use dump::describe;
 pub use error::HarnessError;
 pub use guard::Guard;
+pub use limits::rounds;
 pub use process::{ProcessId, descendants};
 pub use random::{moment, seed, seeded};
 pub use supervised::{Supervised, SupervisedOptions};

@@ -71,6 +71,11 @@ pub const DUMP_FILE_BYTES_MAX: usize = 256 * 1024;
 /// Maximum number of bytes of a program's output in an error message.
 pub const OUTPUT_TAIL_BYTES_MAX: usize = 4096;
 
+/// Returns `short`, or `long` if the environment variable `UNDYING_LONG_TESTS` is set.
+pub fn rounds<T>(short: T, long: T) -> T {
+    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { long } else { short }
+}
+
 fn seconds(seconds: u64) -> Duration {
     static SLOWNESS_HERE: OnceLock<u64> = OnceLock::new();
     let slowness = SLOWNESS_HERE.get_or_init(|| slowness(std::env::var(SLOWNESS).ok().as_deref()));

@@ -4,18 +4,11 @@
 //! Invariants: after a failed step, the later steps still run. The result is good only if all steps are good.
 //! Does not: check anything itself, or wait without a time limit.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
-use crate::hung;
-use crate::test_output::Summary;
-use crate::tidy;
-
-/// The variable with the number of tests that a test binary runs in parallel.
-const TEST_THREADS: &str = "RUST_TEST_THREADS";
+use crate::{test_run, tidy};
 
 /// One check.
 struct Step {
@@ -88,72 +81,22 @@ fn doc() -> Result<Outcome, Failure> {
     succeeds(command)
 }
 
-/// Maximum time without output of a running test binary.
-const SILENCE: Duration = Duration::from_secs(300);
-/// Poll interval while a run produces no output. The last lines of an ended run must also arrive within this time.
-const LOOK: Duration = Duration::from_secs(1);
-
-/// Runs all tests. `--show-output` is needed because a passing test prints the missing features in its output.
+/// Runs all tests, and then the examples in the documentation.
 fn test() -> Result<Outcome, Failure> {
-    let mut command = cargo(&["test", "--workspace", "--no-fail-fast", "--", "--show-output"]);
-    let describe = |source| Failure::Command { command: "cargo test".to_owned(), source };
-    // Tests wait for about half of their time. With one thread more than there are CPUs, the run is a fifth shorter.
-    if std::env::var_os(TEST_THREADS).is_none() {
-        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        command.env(TEST_THREADS, (processors + 1).to_string());
+    let Some(binaries) = test_run::build(cargo(&[]))? else {
+        return Ok(Outcome { good: false, detail: Some("the build failed".to_owned()) });
+    };
+    let results = test_run::run(binaries)?;
+    let examples = succeeds(cargo(&["test", "--quiet", "--workspace", "--doc"]))?;
+    let mut detail = results.summary.to_string();
+    for name in &results.failed {
+        detail.push_str(&format!("\n  failed: {name}"));
     }
-    let mut child = command.stdout(Stdio::piped()).spawn().map_err(describe)?;
-    let mut summary = Summary::default();
-    let hung = follow(&mut child, |line| {
-        if summary.line(line) {
-            println!("{line}");
-        }
-    })
-    .map_err(describe)?;
-    let ended_well = child.wait().map_err(describe)?.success();
-    let good = ended_well && hung == 0 && summary.ignored == 0;
-    let told =
-        if hung == 0 { String::new() } else { format!("\n  {hung} test binaries hung and were killed") };
-    Ok(Outcome { good, detail: Some(format!("{summary}{told}")) })
-}
-
-/// Passes each line of output to `take` until the run has ended. The output may end later, because processes that a
-/// faulty test has left hold the pipe open. Kills test binaries that hang, and returns their number.
-fn follow(child: &mut Child, mut take: impl FnMut(&str)) -> std::io::Result<usize> {
-    let output = child.stdout.take().expect("the pipe was asked for with the command");
-    let (sender, lines) = channel();
-    std::thread::spawn(move || {
-        for line in BufReader::new(output).split(b'\n') {
-            let last = line.is_err();
-            if sender.send(line).is_err() || last {
-                return;
-            }
-        }
-    });
-    let mut heard = Instant::now();
-    let mut hung = 0;
-    loop {
-        match lines.recv_timeout(LOOK) {
-            Ok(line) => {
-                take(&String::from_utf8_lossy(&line?));
-                heard = Instant::now();
-            }
-            Err(RecvTimeoutError::Disconnected) => return Ok(hung),
-            Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_some() => return Ok(hung),
-            Err(RecvTimeoutError::Timeout) if heard.elapsed() < SILENCE => {}
-            Err(RecvTimeoutError::Timeout) => {
-                for binary in hung::kill_tests_of(child.id()) {
-                    println!(
-                        "{} has printed nothing for {} s and was killed",
-                        binary.display(),
-                        SILENCE.as_secs()
-                    );
-                    hung += 1;
-                }
-                heard = Instant::now();
-            }
-        }
+    if results.hung > 0 {
+        detail.push_str(&format!("\n  {} test binaries hung and were killed", results.hung));
     }
+    let good = results.failed.is_empty() && results.summary.ignored == 0 && examples.good;
+    Ok(Outcome { good, detail: Some(detail) })
 }
 
 fn succeeds(mut command: Command) -> Result<Outcome, Failure> {

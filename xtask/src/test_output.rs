@@ -56,6 +56,11 @@ impl Summary {
         self.section != Section::Successes
     }
 
+    /// Resets the parser, because a binary can end in the middle of a section.
+    pub(crate) fn end_of_binary(&mut self) {
+        self.enter(Section::Progress);
+    }
+
     fn enter(&mut self, section: Section) {
         self.section = section;
         self.test = None;

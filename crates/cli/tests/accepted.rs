@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{Lab, Said, reap, rounds, supported, until, wait};
+use common::{Lab, Said, reap, supported, until, wait};
 use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
@@ -394,7 +394,7 @@ impl Scene {
 #[test]
 fn after_random_changes_a_restore_works_or_names_a_changed_file() {
     let mut random = testkit::seeded("after_random_changes_a_restore_works_or_names_a_changed_file");
-    for _ in 0..rounds(6, 200) {
+    for _ in 0..testkit::rounds(6, 200) {
         let Some(scene) = Scene::new() else { return };
         let pid = scene.start();
         let mut done: Vec<String> = (0..random.usize(..2)).map(|_| scene.change(&mut random)).collect();
@@ -422,7 +422,7 @@ fn after_random_changes_a_restore_works_or_names_a_changed_file() {
 #[test]
 fn after_random_changes_a_restart_goes_on() {
     let mut random = testkit::seeded("after_random_changes_a_restart_goes_on");
-    for _ in 0..rounds(3, 100) {
+    for _ in 0..testkit::rounds(3, 100) {
         let Some(scene) = Scene::new() else { return };
         let guardian = scene.run(&[]);
         let mut done = Vec::new();

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Counter, Guarded, Lab, Said, program, rounds, supported, until};
+use common::{Counter, Guarded, Lab, Said, program, supported, until};
 use rustix::process::Signal;
 
 /// Writes an image of a counter, and returns its path. With `kill`, the checkpoint also kills the counter.
@@ -436,7 +436,7 @@ fn subjects_that_exit_exec_or_fork_meanwhile_are_whole_or_named() {
         let lab = Lab::new();
         let counter = lab.counter(&[mode, "3"]);
         let mut taken = 0;
-        for round in 0..rounds(15, 150) {
+        for round in 0..testkit::rounds(15, 150) {
             let image = lab.path(&format!("image-{round}"));
             let pid = counter.pid().to_string();
             let said = lab.say(["checkpoint", &pid, "--image", image.to_str().unwrap()]);
@@ -448,7 +448,7 @@ fn subjects_that_exit_exec_or_fork_meanwhile_are_whole_or_named() {
         }
         assert!(taken > 0, "{mode}: no checkpoint could be taken");
     }
-    for round in 0..rounds(15, 150) {
+    for round in 0..testkit::rounds(15, 150) {
         let lab = Lab::new();
         let mut command = Command::new(program());
         command.arg(lab.path("count")).args(["exit", &(round * 5).to_string()]);

@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use common::{Lab, Said, copy_program, rounds, supported, until, wait};
+use common::{Lab, Said, copy_program, supported, until, wait};
 use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
@@ -237,7 +237,7 @@ fn touch(path: &Path) {
 #[test]
 fn restores_by_hand_in_random_order_keep_memory_and_files_together() {
     let mut restored = 0;
-    for _ in 0..rounds(4, 100) {
+    for _ in 0..testkit::rounds(4, 100) {
         let Some(lab) = lab() else { return };
         let seed = fastrand::u64(..);
         println!("seed {seed}");

@@ -13,7 +13,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Guarded, Lab, rounds, supported, until};
+use common::{Guarded, Lab, supported, until};
 use rustix::process::Signal;
 use serde_json::Value;
 use system::System;
@@ -172,7 +172,7 @@ fn a_connection_goes_on_without_a_gap_or_ends() {
                 }
             });
         }
-        for _ in 0..rounds(12, 200) {
+        for _ in 0..testkit::rounds(12, 200) {
             guarded.await_checkpoints(1);
             std::thread::sleep(Duration::from_millis(random.u64(0..250)));
             guarded.kill();
@@ -231,7 +231,7 @@ fn connections_in_use_go_on_without_a_gap() {
                 }
             });
         }
-        for _ in 0..rounds(12, 200) {
+        for _ in 0..testkit::rounds(12, 200) {
             // A peer retransmits at increasing intervals, and at least one retransmission must reach a running program.
             guarded.await_checkpoints(2);
             std::thread::sleep(Duration::from_millis(random.u64(0..300)));

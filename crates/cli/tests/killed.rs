@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Counter, Guarded, Lab, rounds, supported, until, wait};
+use common::{Counter, Guarded, Lab, supported, until, wait};
 use model::Pid;
 use rustix::process::Signal;
 
@@ -74,7 +74,7 @@ fn a_guardian_killed_at_any_moment_leaves_a_whole_subject_and_a_whole_store() {
     first.kill().unwrap();
     wait(&mut first);
     let mut checkpoints = 0;
-    for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
+    for round in 0..testkit::rounds(ROUNDS.0, ROUNDS.1) {
         let mut guardian = lab.undying(words).spawn().unwrap();
         std::thread::sleep(testkit::moment(&mut random, latest));
         guardian.kill().unwrap();
@@ -112,7 +112,7 @@ fn a_checkpoint_killed_at_any_moment_is_whole_or_is_not_there() {
     let first = lab.path("image");
     assert_eq!(lab.say(["checkpoint", &pid, "--image", first.to_str().unwrap()]).code, Some(0));
     let latest = begun.elapsed() * 2;
-    for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
+    for round in 0..testkit::rounds(ROUNDS.0, ROUNDS.1) {
         let image = lab.path(&format!("image-{round}"));
         let image = image.to_str().unwrap();
         let mut command = lab.undying(["checkpoint", &pid, "--image", image]).spawn().unwrap();
@@ -174,7 +174,7 @@ fn kill_restores(words: &[&str], size: usize, wait_for: impl Fn(Pid, Duration, &
     lab.guard.kill_all();
     collect(&tree);
     let mut restored = 0;
-    for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
+    for round in 0..testkit::rounds(ROUNDS.0, ROUNDS.1) {
         let mut command = lab.undying(["restore", image]).spawn().unwrap();
         wait_for(counter.pid(), latest, &mut random);
         command.kill().unwrap();
@@ -234,7 +234,7 @@ fn a_killed_guardian_under_load_is_replaced_again_and_again() {
     let counter = lab.counter(&[]);
     let before = open_in(&counter);
     let pid = counter.pid().to_string();
-    for round in 0..rounds(5, 50) {
+    for round in 0..testkit::rounds(5, 50) {
         let words = ["run", "--name", "job", "--every", "10ms", "--adopt", &pid];
         let mut guardian = lab.undying(words).spawn().unwrap();
         std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(100)));
@@ -277,7 +277,7 @@ while not os.path.exists("stop"):
     guarded.await_checkpoints(3);
     // The pid of the root is the same in each incarnation (restored program), even while the process is being built.
     let pid = rustix::process::Pid::from_raw(guarded.root().pid().get()).unwrap();
-    for _ in 0..rounds(60, 600) {
+    for _ in 0..testkit::rounds(60, 600) {
         std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(60)));
         // Between two incarnations, the process does not exist.
         let _ = rustix::process::kill_process(pid, Signal::KILL);

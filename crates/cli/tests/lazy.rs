@@ -13,7 +13,7 @@ use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use common::{Lab, Said, rounds, supported, until, wait};
+use common::{Lab, Said, supported, until, wait};
 use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
@@ -280,7 +280,7 @@ fn what_a_program_does_with_memory_that_is_still_to_come_is_done() {
     }
     let subject = Subject::image(MIB);
     let mut random = testkit::seeded("changes of missing memory");
-    for round in 0..rounds(CHURNS.0, CHURNS.1) {
+    for round in 0..testkit::rounds(CHURNS.0, CHURNS.1) {
         subject.will("churn", random.u64(..1 << 40));
         let said = subject.restore(&["--lazy"]);
         subject.is_well(&format!("round {round}"));
@@ -302,7 +302,7 @@ fn kill_restores(options: &[&str], kill: impl Fn(&Subject, Child, &mut fastrand:
     let latest = begun.elapsed();
     subject.end();
     let (mut dead, mut alive) = (0, 0);
-    for round in 0..rounds(KILLS.0, KILLS.1) {
+    for round in 0..testkit::rounds(KILLS.0, KILLS.1) {
         subject.will("watch", random.u64(..1 << 40));
         let image = subject.image_path();
         let words = ["restore", "--files", "keep", image.as_str()].into_iter().chain(options.iter().copied());

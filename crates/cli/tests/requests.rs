@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::{Lab, rounds, supported, until, wait};
+use common::{Lab, supported, until, wait};
 use model::Pid;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -81,7 +81,7 @@ fn no_death_takes_back_what_was_called_durable() {
     let mut random = testkit::seeded("killed subject");
     // The interval is one hour, so that all checkpoints are requested by the program.
     let guardian = run(&lab, &["--every", "1h", "--max-restarts", "1000/1m"], &["checkpoint"]);
-    for round in 0..rounds(ROUNDS.0, ROUNDS.1) {
+    for round in 0..testkit::rounds(ROUNDS.0, ROUNDS.1) {
         let before = times(&lab, "durable").len();
         until("an answer", || (times(&lab, "durable").len() > before + 1).then_some(()));
         std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(30)));

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use common::{Lab, rounds, supported, until, wait};
+use common::{Lab, supported, until, wait};
 use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
@@ -190,7 +190,7 @@ fn what_is_killed_ten_times_leaves_what_an_uninterrupted_run_leaves() {
     let expected = uninterrupted(&lab);
     let mut writing = Writing::begin(&lab, &["--every", "100ms"]);
     writing.await_exact();
-    writing.kill_often(rounds(10, 100));
+    writing.kill_often(testkit::rounds(10, 100));
     writing.end();
     writing.assert_like(&expected);
     let said = lab.told();

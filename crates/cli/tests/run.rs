@@ -10,7 +10,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use common::{Counter, Lab, rounds, supported, until, wait};
+use common::{Counter, Lab, supported, until, wait};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -108,7 +108,7 @@ fn a_subject_killed_at_random_moments_comes_back_no_older_than_its_last_checkpoi
         run(&lab, &["--every", "100ms", "--restart", "on-failure", "--max-restarts", "1000/1m"], &[]);
     wait_for_checkpoints(&lab, 2);
     let first = lab.guarded_counter().unwrap();
-    for round in 0..rounds(20, 200) {
+    for round in 0..testkit::rounds(20, 200) {
         let sampler = Sampler::start(first.clone());
         std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(350)));
         let committed = newest(&lab);
@@ -128,7 +128,7 @@ fn a_subject_killed_at_random_moments_comes_back_no_older_than_its_last_checkpoi
     }
     let status = lab.json(&["status", "job"]);
     assert_eq!(status[0]["state"], "running");
-    assert_eq!(status[0]["restarts"], rounds(20, 200));
+    assert_eq!(status[0]["restarts"], testkit::rounds(20, 200));
     assert_eq!(status[0]["last_death"]["signal"], 9);
     assert_eq!(end(&lab, guardian), 128 + 15);
     assert_eq!(lab.json(&["status", "job"])[0]["state"], "ended");
@@ -352,7 +352,7 @@ fn a_stopped_guardian_does_not_stop_its_subject() {
     let counter = lab.guarded_counter().unwrap();
     let process = testkit::ProcessId::of(model::Pid(guardian.id() as i32)).unwrap();
     let mut stood_inside_a_pause = 0;
-    for _ in 0..rounds(5, 50) {
+    for _ in 0..testkit::rounds(5, 50) {
         std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(300)));
         process.signal(Signal::STOP).unwrap();
         until("the guardian to stand still", || stands_still(&process).then_some(()));

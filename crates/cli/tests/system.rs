@@ -558,7 +558,7 @@ fn clients_are_never_refused_while_a_component_dies_and_comes_back() {
     until("a checkpoint", || (system.status("kept")["checkpoints"].as_u64()? > 2).then_some(()));
     let mut random = testkit::seeded("clients_are_never_refused");
     let is_over = AtomicBool::new(false);
-    let kills = common::rounds(6, 100) as u64;
+    let kills = testkit::rounds(6, 100) as u64;
     std::thread::scope(|scope| {
         let loads = [fresh, kept].map(|port| {
             scope.spawn({
@@ -683,7 +683,7 @@ fn a_killed_guardian_harms_nothing_and_the_next_one_takes_everything_over() {
         assert_eq!(back, [byte]);
     };
     let mut random = testkit::seeded("a_killed_guardian");
-    for round in 0..common::rounds(5, 100) {
+    for round in 0..testkit::rounds(5, 100) {
         echo(round as u8);
         std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(200)));
         system.replace_guardian();

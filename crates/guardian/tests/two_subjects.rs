@@ -1,4 +1,4 @@
-//! Two subjects under one guardian. Each subject is killed a hundred times at random moments, while the other subject
+//! Two subjects under one guardian. Each subject is killed often, at random moments, while the other subject
 //! continues.
 //!
 //! This test is one program without a harness, because the guard forks, and owns the signals of its process.
@@ -17,11 +17,9 @@ use guardian::{
 };
 use model::Pid;
 use tempfile::TempDir;
-use testkit::{ProcessId, moment, seeded, until};
+use testkit::{ProcessId, moment, rounds, seeded, until};
 use undying_guardian as guardian;
 
-/// Number of deaths of each subject.
-const KILLS: usize = 100;
 const NAMES: [&str; 2] = ["one", "other"];
 /// Time between two checkpoints.
 const EVERY: Duration = Duration::from_millis(25);
@@ -32,6 +30,11 @@ const INCARNATION_MAX: Duration = Duration::from_millis(180);
 const LIMIT: Duration = Duration::from_secs(60);
 const KILL: rustix::process::Signal = rustix::process::Signal::KILL;
 const TERM: rustix::process::Signal = rustix::process::Signal::TERM;
+
+/// Returns the number of deaths of each subject.
+fn kills() -> usize {
+    rounds(25, 100)
+}
 
 fn main() -> ExitCode {
     if !rustix::process::geteuid().is_root() {
@@ -133,7 +136,7 @@ impl Lab {
             let row = status.rows.first()?;
             (row.facts.checkpoints > 0 && row.state == SubjectState::Running).then_some(Pid(row.pid))
         });
-        for number in 0..KILLS {
+        for number in 0..kills() {
             std::thread::sleep(moment(&mut random, INCARNATION_MAX));
             let begun = Instant::now();
             ProcessId::of(root).unwrap().signal(KILL).unwrap();
@@ -170,8 +173,8 @@ impl Lab {
             backwards += usize::from(count <= before);
         }
         println!("{name}: {} lines, back {backwards} times", lines.len());
-        assert!(backwards <= KILLS, "{name} has gone back {backwards} times after {KILLS} deaths");
-        assert!(lines.len() > KILLS);
+        assert!(backwards <= kills(), "{name} has gone back {backwards} times after {} deaths", kills());
+        assert!(lines.len() > kills());
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -188,7 +191,7 @@ impl Lab {
             every: Some(EVERY),
             keep: 4,
             files: Some(ChangedFiles::Keep),
-            limit: RestartLimit { count: 10 * KILLS, window: LIMIT },
+            limit: RestartLimit { count: 10 * kills(), window: LIMIT },
             ..RunRequest::new(
                 Guarded::Command(vec![self.program.clone().into(), self.file(name).into()]),
                 self.store(),

@@ -59,25 +59,20 @@ fn a_subject_with_threads_and_children_does_not_notice_that_undying_is_killed() 
     short_form("killed.py", &["--rounds", "15", "--judge", "5"], &[]);
 }
 
-/// The number of rounds or points in a normal run, or with `UNDYING_LONG_TESTS`. Zero means all points.
-fn count(short: &'static str, long: &'static str) -> &'static str {
-    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { long } else { short }
-}
-
 #[test]
 fn killed_parts_of_undying_cost_no_checkpoint() {
-    short_form("own_parts.py", &["--only", "kills", "--kills", count("12", "100")], &[]);
+    short_form("own_parts.py", &["--only", "kills", "--kills", testkit::rounds("8", "100")], &[]);
 }
 
 #[test]
 fn a_failed_call_of_a_restore_costs_no_checkpoint() {
-    short_form("own_parts.py", &["--only", "errnos", "--errnos", count("16", "400")], &["strace"]);
+    short_form("own_parts.py", &["--only", "errnos", "--errnos", testkit::rounds("8", "400")], &["strace"]);
 }
 
 /// Content events are enabled and marked again after a rollback. If a failure is forgotten, changes are not recorded.
 #[test]
 fn failed_marks_of_a_restore_lose_no_change() {
-    let one = ["--only", "errnos", "--errnos", count("6", "0"), "--call", "fanotify_mark"];
+    let one = ["--only", "errnos", "--errnos", testkit::rounds("6", "0"), "--call", "fanotify_mark"];
     short_form("own_parts.py", &one, &["strace"]);
 }
 

@@ -314,8 +314,3 @@ pub(crate) fn supported() -> bool {
     }
     true
 }
-
-/// Returns `short`, or `long` if `UNDYING_LONG_TESTS` is set.
-pub(crate) fn rounds(short: usize, long: usize) -> usize {
-    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { long } else { short }
-}
