@@ -427,6 +427,36 @@ fn a_program_that_handles_sigterm_and_exits_with_its_code_has_ended() {
     assert_eq!(guarded.status()["restarts"], 0, "{}", guarded.said());
 }
 
+/// The operator stops a program and continues it. A program that dies afterwards is restored from a checkpoint of the
+/// stop, and no program outside would continue it a second time.
+#[test]
+fn a_program_that_was_stopped_at_its_checkpoint_runs_after_a_restart() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let script = "(until [ -e stop ]; do echo child >> beats; sleep 0.05; done) &
+        until [ -e stop ]; do echo root >> beats; sleep 0.05; done; wait";
+    let guarded = Guarded::run(&lab, &["--every", "100ms", "--files", "keep"], script);
+    guarded.await_checkpoints(2);
+    let root = guarded.root();
+    // The child may be between two processes `sleep`, so only the shells are stopped.
+    let shells = testkit::descendants(root).into_iter().chain([root]);
+    for shell in shells.filter(|one| common::status_of(one.pid(), "Name") != "sleep") {
+        shell.signal(Signal::STOP).unwrap();
+    }
+    guarded.await_checkpoints(3);
+    guarded.kill();
+    guarded.await_incarnation(1);
+    for name in ["root", "child"] {
+        let beats = || std::fs::read_to_string(lab.path("beats")).unwrap().matches(name).count();
+        let before = beats();
+        until("a beat", || (beats() > before).then_some(()));
+    }
+    std::fs::write(lab.path("stop"), "").unwrap();
+    assert_eq!(guarded.end(), 0);
+}
+
 #[test]
 fn output_is_not_held_by_a_policy_that_would_forget_it() {
     let Some(lab) = lab(true) else { return };

@@ -165,6 +165,7 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
         terminal: signals.as_ref().and_then(|_| foreground.offer()),
         watch: None,
         late_timers: request.late_timers,
+        continues: false,
         before_run: going.as_ref().map(Going::before_run),
     };
     let mut written = Ok(());

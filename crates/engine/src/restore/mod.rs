@@ -93,6 +93,9 @@ pub struct RestoreOptions {
     /// Whether the program is restored although a clock of this machine is behind the time of the checkpoint. Timed
     /// waits then last longer.
     pub late_timers: bool,
+    /// Whether processes in the process group of the root run, although they were stopped (SIGSTOP, SIGTSTP) at the
+    /// checkpoint. A program outside of the tree has continued them since, and does not know of the restore.
+    pub continues: bool,
     /// A step that is called directly before the program runs.
     pub before_run: Option<BeforeRun>,
 }
@@ -230,7 +233,10 @@ impl PreparedRestore {
     /// # Errors
     ///
     /// The reason why the tree does not run. Processes that were already created die with this process.
-    pub fn restore(self, options: RestoreOptions) -> Result<Restored> {
+    pub fn restore(mut self, options: RestoreOptions) -> Result<Restored> {
+        if options.continues {
+            self.plan.continue_root_group();
+        }
         restore_with(self, options, None)
     }
 }

@@ -134,6 +134,14 @@ impl Plan {
         self.processes.iter().map(|process| process.pid).collect()
     }
 
+    /// Makes the stopped processes in the process group of the root run.
+    pub(super) fn continue_root_group(&mut self) {
+        let group = self.processes[0].message.group;
+        for process in self.processes.iter_mut().filter(|process| process.message.group == group) {
+            process.message.stop_signal = 0;
+        }
+    }
+
     pub(super) fn living(&self) -> impl Iterator<Item = &PlannedProcess> {
         self.processes.iter().filter(|process| !process.message.zombie)
     }

@@ -240,6 +240,7 @@ impl Rebuild {
             connections_lost: true,
             terminal: lock(&self.foreground).offer(),
             watch: self.filter(),
+            continues: true,
             ..RestoreOptions::default()
         };
         // The dead root has reserved its pid until this point. Now the restore needs the pid.
