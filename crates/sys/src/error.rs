@@ -81,6 +81,13 @@ impl Errno {
     /// Fewer bytes were transferred than requested. The kernel has no error number for this.
     pub const SHORT: Self = Self(libc::EIO);
 
+    /// Reports whether this program lacks descriptors or memory. The error passes when other descriptors are closed, or
+    /// when a limit is raised again.
+    #[must_use]
+    pub const fn is_shortage(self) -> bool {
+        matches!(self.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM)
+    }
+
     /// Reports whether the same call may succeed later, because a resource is missing now, or another process has
     /// interfered.
     #[must_use]

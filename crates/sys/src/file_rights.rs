@@ -146,7 +146,7 @@ fn parse(status: &str) -> Option<FileRights> {
 /// The thread does not exist.
 pub fn is_raised(thread: Tid) -> Result<bool> {
     let read = std::fs::read(format!("/proc/{thread}/auxv"));
-    let bytes = read.map_err(|error| Error::thread("read the start of the program of", thread, error))?;
+    let bytes = read.map_err(|error| Error::thread("read the start vector", thread, error))?;
     Ok(is_secure(&bytes))
 }
 

@@ -52,6 +52,7 @@ pub mod send_observer;
 pub mod session;
 pub mod shared_memory;
 pub mod signal;
+mod signal_stack;
 pub mod signalfd;
 pub mod sock_diag;
 pub mod socket;

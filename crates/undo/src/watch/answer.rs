@@ -28,8 +28,17 @@ use super::epoch::Part;
 use super::paths::{self, Entry, Place, Sought};
 use super::permission::{Need, Write, is_permitted, may_move};
 use super::state::State;
-use crate::error::Result;
+use crate::error::{Result, UndoError};
 use crate::rights::Aspects;
+
+/// Whether the files of a call are recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Answer {
+    /// They are recorded, or the epoch is broken. The call can continue.
+    Given,
+    /// This program lacked resources. The call must wait for the next attempt.
+    Later,
+}
 
 /// Length of the known part of `struct open_how`, in bytes.
 const OPEN_HOW_BYTES: usize = 24;
@@ -41,20 +50,37 @@ const TIMESPEC_BYTES: usize = 16;
 const AF_UNIX: u16 = 1;
 
 impl State {
-    /// Records the files that a call is about to change. Ignores a failure if `is_over` reports that the thread of the
-    /// call was killed. Queries in /proc about a killed thread can fail in many ways.
-    pub(super) fn answer(&mut self, thread: Tid, call: &Call, is_over: impl Fn() -> bool) {
+    /// Notes a call that makes changes durable, before the first call of [`Self::answer`].
+    pub(super) fn begin_call(&mut self, thread: Tid, call: &Call, is_over: impl Fn() -> bool) {
         let change = with_flags(thread, change_of(call));
         self.calls.crossings.passed(thread);
         let opens_through = matches!(change, Change::Open(_, flags) if is_written_through(flags));
         if is_sync(call) || opens_through {
             self.boundaries.durable.syncs(thread, clock::monotonic(), &is_over);
         }
-        let outcome = self.before(thread, change);
-        if outcome.is_err() && is_over() {
-            return;
+    }
+
+    /// Records the files that a call is about to change. Ignores a failure if `is_over` reports that the thread of the
+    /// call was killed: queries in /proc about a killed thread can fail in many ways. If this program lacks descriptors
+    /// or memory, the caller repeats the attempt, because the call of the subject still waits. After the attempt with
+    /// `is_last`, any failure breaks the epoch.
+    pub(super) fn answer(
+        &mut self,
+        thread: Tid,
+        call: &Call,
+        is_over: impl Fn() -> bool,
+        is_last: bool,
+    ) -> Answer {
+        let outcome = self.before(thread, with_flags(thread, change_of(call)));
+        match &outcome {
+            Err(_) if is_over() => return Answer::Given,
+            Err(UndoError::Kernel(error)) if !is_last && error.errno.is_shortage() => {
+                return Answer::Later;
+            }
+            _ => {}
         }
         self.or_break(outcome, "a change by the program");
+        Answer::Given
     }
 
     fn before(&mut self, thread: Tid, change: Change) -> Result<()> {

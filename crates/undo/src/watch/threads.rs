@@ -20,11 +20,13 @@ use std::time::Duration;
 
 use model::{Pid, Tid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sys::clock::Deadline;
 use sys::fanotify::{ContentEvents, Enabler, Event, EventRange, EventReader};
 use sys::listener_holder::{HeldCalls, NotificationBuffer};
 use sys::seccomp_listener::{CallTable, Listener, Notification, Receipt, Waited};
 use sys::socket_call::{CallHandler, CallKind, Handled, ReportedCall, kind_of};
 
+use super::answer::Answer;
 use super::calls::Call;
 use super::marks::ContentSource;
 use super::state::State;
@@ -37,6 +39,10 @@ const RETRY: Duration = Duration::from_millis(1);
 /// probably free afterwards.
 const LOCK_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000 };
 
+/// Maximum time for which a call waits because this program lacks descriptors or memory, and the time between two
+/// attempts.
+const SHORTAGE_MAX: Duration = Duration::from_secs(5);
+const SHORTAGE_POLL: Duration = Duration::from_millis(10);
 const DEFECT: &str = "a change was not recorded because of a defect in undying";
 
 /// The data that the threads share.
@@ -122,7 +128,12 @@ impl Recipient for Shared {
     }
 
     fn answer(&self, thread: Tid, call: &Call, is_over: &dyn Fn() -> bool) {
-        self.state().answer(thread, call, is_over);
+        self.state().begin_call(thread, call, is_over);
+        let limit = Deadline::after(SHORTAGE_MAX);
+        // The lock is free between two attempts.
+        while self.state().answer(thread, call, is_over, limit.has_passed()) == Answer::Later {
+            std::thread::sleep(SHORTAGE_POLL);
+        }
     }
 
     fn missed(&self, why: &str) {
