@@ -12,6 +12,7 @@ mod metrics;
 mod narrator;
 mod parse;
 mod print;
+mod said;
 mod shown;
 mod top;
 mod verb;

@@ -13,6 +13,7 @@ use guardian::RunEvent;
 
 use crate::journald::{self, Journal};
 use crate::print;
+use crate::said::Said;
 
 /// Maximum length of the queue, in messages.
 const MESSAGES_MAX: usize = 1024;
@@ -37,6 +38,8 @@ struct Message {
     text: String,
     /// Fields for the journal.
     fields: Vec<(String, String)>,
+    /// Whether a rollback may have cut off earlier messages.
+    follows_cut: bool,
 }
 
 /// The interface of the guardian to the writing thread.
@@ -60,8 +63,16 @@ impl Narrator {
             Some(name) => format!("{name}: {event:#}"),
             None => format!("{event:#}"),
         };
-        let mut message = Message { dropped: self.dropped, text, fields: Vec::new() };
-        let Some(writer) = &mut self.writer else { return message.print() };
+        let mut message = Message { dropped: self.dropped, text, ..Message::default() };
+        // The messages about a death are written after the rollback.
+        message.follows_cut = matches!(
+            event,
+            RunEvent::Died { .. }
+                | RunEvent::ChildDied { .. }
+                | RunEvent::Faulted { .. }
+                | RunEvent::FilesWentBack { .. }
+        );
+        let Some(writer) = &mut self.writer else { return message.print(&mut None) };
         if writer.has_journal {
             message.fields = journald::fields(subject, event);
         }
@@ -88,8 +99,13 @@ impl Message {
         }
     }
 
-    fn print(&self) {
-        print::say(format_args!("{}", self.whole("undying: ")));
+    fn print(&self, said: &mut Option<Said>) {
+        let text = self.whole("undying: ");
+        let Some(said) = said else { return print::say(format_args!("{text}")) };
+        if self.follows_cut {
+            said.write_cut();
+        }
+        said.write(print::message(&text));
     }
 }
 
@@ -99,12 +115,13 @@ impl Writer {
         let (tell, written) = channel::<()>();
         let has_journal = journal.is_some();
         guardian::in_background("undying-talk", move || {
+            let mut said = Said::of_stderr();
             for message in queue {
                 let is_sent = journal
                     .as_ref()
                     .is_some_and(|journal| journal.send(&message.whole(""), &message.fields).is_ok());
                 if !is_sent {
-                    message.print();
+                    message.print(&mut said);
                 }
                 // At the end of the program, the receiver is already dropped.
                 let _ = tell.send(());
@@ -149,7 +166,8 @@ mod tests {
         let writer = Writer { messages, written, waiting: 1, has_journal: false };
         let mut narrator = Narrator { writer: Some(writer), dropped: 0 };
         let write = |narrator: &mut Narrator, number: u32| {
-            let message = Message { dropped: narrator.dropped, text: number.to_string(), fields: Vec::new() };
+            let message =
+                Message { dropped: narrator.dropped, text: number.to_string(), ..Message::default() };
             narrator.write(message);
         };
         for number in 0..5 {

@@ -32,8 +32,12 @@ pub(crate) fn bytes(bytes: u64) -> String {
 /// message quotes.
 pub(crate) fn say(what: std::fmt::Arguments<'_>) {
     // Standard error has no buffer. A single write prevents a mix with the lines of another program.
-    let text = what.to_string();
-    let _ = std::io::stderr().write_all(format!("{}\n", EscapedLines(&text)).as_bytes());
+    let _ = std::io::stderr().write_all(message(&what.to_string()).as_bytes());
+}
+
+/// Returns the line, or the lines, that [`say`] prints.
+pub(crate) fn message(text: &str) -> String {
+    format!("{}\n", EscapedLines(text))
 }
 
 /// Prints a message if the store does not exist. The `--store` option may be wrong, or no program was run yet.

@@ -50,13 +50,13 @@ pub enum GuardianError {
     /// reach it.
     /// Row: files-not-reached
     #[error(
-        "files cannot be rolled back to {image}: {why}\nhelp: `undying ls` shows the checkpoints to which files can be rolled back; `--files refuse` compares them, `--files keep` restores over them as they are"
+        "files cannot be rolled back to {image}: {why}\nhelp: `undying ls` shows the checkpoints to which files can be rolled back; `--files refuse` compares those that were open, `--files keep` restores over them as they are"
     )]
     NotReached { image: String, why: String },
     /// The undo log does not state how the subject ended, so later changes of files can be missing in the undo log.
     /// Row: end-not-recorded
     #[error(
-        "files cannot be rolled back to {image}: the end of the program is not recorded, so it may have changed files that the undo log does not contain; nothing was changed\nhelp: if undying and the program were killed together (a container that was stopped), `--files force` rolls back what is recorded; `--files refuse` compares the files, `--files keep` restores over them as they are"
+        "files cannot be rolled back to {image}: the end of the program is not recorded, so it may have changed files that the undo log does not contain; nothing was changed\nhelp: if undying and the program were killed together (a container that was stopped), `--files force` rolls back what is recorded; `--files refuse` compares those that were open, `--files keep` restores over them as they are"
     )]
     EndNotRecorded { image: String },
     /// The restore failed after files were rolled back.

@@ -171,6 +171,10 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
     let mut written = Ok(());
     let mut running = |restored: &Restored| {
         done.get().into_iter().for_each(&mut *on_event);
+        let is_compared = request.files == RestoredFiles::Refuse;
+        if is_compared || request.files == RestoredFiles::Keep {
+            on_event(&RunEvent::FilesNotRolledBack { is_compared });
+        }
         parts.take().iter().for_each(|part| on_event(&RunEvent::moved_aside(part)));
         if let Some(pidfile) = &request.pidfile {
             written = write_pid(pidfile, restored.root);

@@ -49,6 +49,9 @@ pub enum RunEvent {
     FilesInPlace { in_place: Vec<String>, unknown: Vec<String> },
     /// The files of this run are not rolled back with the program.
     FilesCompared { reason: String },
+    /// A restore has rolled no file back. If `is_compared`, the files that were open for writing at the checkpoint have
+    /// not changed.
+    FilesNotRolledBack { is_compared: bool },
     /// Files were rolled back to checkpoint `seq`. The number 0 means the beginning of the program.
     FilesWentBack {
         seq: u64,

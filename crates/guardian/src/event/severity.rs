@@ -47,46 +47,46 @@ impl RunEvent {
             | Self::SystemRestarts {}
             | Self::SystemGoesDown { has_failed: false }
             | Self::Ended { signal: None, exit: Some(0), .. } => Severity::Information,
-            Self::Started { .. }
-            | Self::BackOff { .. }
-            | Self::RestartRepeated { .. }
-            | Self::MovedAside { .. }
-            | Self::OutputReleased { .. }
-            | Self::FilesDeferred { .. }
-            | Self::CheckpointsLate { .. }
-            | Self::Refused { .. }
-            | Self::StatusUnwritable { .. }
-            | Self::Dropped { .. }
-            | Self::HoldEnded { .. }
-            | Self::Tracker { .. }
-            | Self::Died { .. }
-            | Self::ChildDied { .. }
-            | Self::Faulted { .. }
-            | Self::ChildrenUnseen
-            | Self::Departed { .. }
-            | Self::Poisoned { .. }
-            | Self::RestoreFailed { .. }
-            | Self::CodeChanged { .. }
-            | Self::LeftRunning { .. }
-            | Self::NotContinued { .. }
-            | Self::ListenersNotKept { .. }
-            | Self::NotReady { .. }
-            | Self::NotStopped { .. }
-            | Self::GroupRestarts { .. }
-            | Self::Complaint { .. }
-            | Self::ComplaintCounted { .. }
-            | Self::ComplaintRefused { .. }
-            | Self::Ended { .. } => Severity::Warning,
-            Self::FilesBroken { .. }
-            | Self::FilesTooOld { .. }
-            | Self::NotBegunAnew {}
-            | Self::Verified { .. }
-            | Self::DamageStays { .. }
-            | Self::NotReloaded { .. }
-            | Self::ComponentFailed { .. }
-            | Self::GivenUp { .. }
-            | Self::SystemGoesDown { has_failed: true }
-            | Self::GaveUp { .. } => Severity::Error,
+            _ if self.is_warning() => Severity::Warning,
+            _ => Severity::Error,
         }
+    }
+
+    /// Reports whether an event that is not ordinary is only a warning.
+    fn is_warning(&self) -> bool {
+        matches!(
+            self,
+            Self::Started { .. }
+                | Self::FilesNotRolledBack { .. }
+                | Self::BackOff { .. }
+                | Self::RestartRepeated { .. }
+                | Self::MovedAside { .. }
+                | Self::OutputReleased { .. }
+                | Self::FilesDeferred { .. }
+                | Self::CheckpointsLate { .. }
+                | Self::Refused { .. }
+                | Self::StatusUnwritable { .. }
+                | Self::Dropped { .. }
+                | Self::HoldEnded { .. }
+                | Self::Tracker { .. }
+                | Self::Died { .. }
+                | Self::ChildDied { .. }
+                | Self::Faulted { .. }
+                | Self::ChildrenUnseen
+                | Self::Departed { .. }
+                | Self::Poisoned { .. }
+                | Self::RestoreFailed { .. }
+                | Self::CodeChanged { .. }
+                | Self::LeftRunning { .. }
+                | Self::NotContinued { .. }
+                | Self::ListenersNotKept { .. }
+                | Self::NotReady { .. }
+                | Self::NotStopped { .. }
+                | Self::GroupRestarts { .. }
+                | Self::Complaint { .. }
+                | Self::ComplaintCounted { .. }
+                | Self::ComplaintRefused { .. }
+                | Self::Ended { .. }
+        )
     }
 }

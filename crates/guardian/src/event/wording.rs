@@ -158,6 +158,7 @@ impl fmt::Display for RunEvent {
             Self::MovedAside { .. }
             | Self::FilesInPlace { .. }
             | Self::FilesCompared { .. }
+            | Self::FilesNotRolledBack { .. }
             | Self::FilesWentBack { .. }
             | Self::FilesDeferred { .. }
             | Self::FilesBroken { .. }
@@ -358,6 +359,13 @@ fn of_files(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::FilesCompared { reason } => {
             write!(f, "files are not rolled back with the program: {}", shown(reason, f))?;
             f.write_str("; if they have changed when it dies, it starts from its beginning")
+        }
+        RunEvent::FilesNotRolledBack { is_compared: true } => f.write_str(
+            "only the files that were open for writing at the checkpoint were compared; other files can be newer than the \
+             memory of the program",
+        ),
+        RunEvent::FilesNotRolledBack { is_compared: false } => {
+            f.write_str("files stay as they are, and can be newer than the memory of the program")
         }
         RunEvent::FilesDeferred { seq, reason } => {
             write!(f, "files cannot be rolled back to checkpoint {seq}: {}", shown(reason, f))
