@@ -371,7 +371,7 @@ fn a_restore_without_a_rollback_says_what_it_did_not_compare() {
         let pid: i32 = std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap();
         let root = ProcessId::of(Pid(pid)).unwrap();
         root.signal(Signal::KILL).unwrap();
-        until("its end", || (!root.is_alive()).then_some(()));
+        common::reap(Pid(pid));
     }
 }
 
