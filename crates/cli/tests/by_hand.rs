@@ -358,20 +358,14 @@ fn a_restore_that_fails_after_the_rollback_says_so_and_can_be_repeated() {
 
 #[test]
 fn a_restore_without_a_rollback_says_what_it_did_not_compare() {
-    let Some(lab) = lab() else { return };
-    let script = "exec 3> data; until [ -e stop ]; do sleep 0.05; done";
-    let guarded = common::Guarded::run(&lab, &["--every", "100ms"], script);
-    guarded.await_checkpoints(2);
-    guarded.end();
     for (policy, told) in [("refuse", "only the files that were open"), ("keep", "files stay as they are")] {
-        let pidfile = lab.path("pid");
-        let options = ["--detach", "--files", policy, "--pidfile", pidfile.to_str().unwrap()];
-        let said = lab.say(["restore", "job"].iter().chain(&options));
+        let Some(lab) = lab() else { return };
+        let script = "exec 3> data; until [ -e stop ]; do sleep 0.05; done";
+        let guarded = common::Guarded::run(&lab, &["--every", "100ms"], script);
+        guarded.await_checkpoints(2);
+        guarded.end();
+        let said = lab.say(["restore", "job", "--detach", "--files", policy]);
         assert!(said.code == Some(0) && said.stderr.contains(told), "{policy}: {said:?}");
-        let pid: i32 = std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap();
-        let root = ProcessId::of(Pid(pid)).unwrap();
-        root.signal(Signal::KILL).unwrap();
-        common::reap(Pid(pid));
     }
 }
 
