@@ -29,8 +29,8 @@ const LANES: usize = 2;
 const SILENCE: Duration = Duration::from_secs(300);
 /// Poll interval while a binary produces no output. The last lines of an ended binary must also arrive within this time.
 const LOOK: Duration = Duration::from_secs(1);
-/// The package with the longest tests. They begin first, so that no lane waits for them at the end.
-const LONGEST: &str = "end_to_end";
+/// The packages with the longest tests. They begin first, so that no lane waits for them at the end.
+const LONGEST: [&str; 2] = ["end_to_end", "guardian"];
 
 /// A built test binary.
 #[derive(Debug)]
@@ -68,7 +68,9 @@ pub(crate) fn build(mut cargo: Command) -> Result<Option<Vec<TestBinary>>, Failu
     if !child.wait().map_err(describe)?.success() {
         return Ok(None);
     }
-    binaries.sort_by_key(|binary| (!binary.package.ends_with(LONGEST), binary.program.clone()));
+    binaries.sort_by_key(|binary| {
+        (!LONGEST.iter().any(|name| binary.package.ends_with(name)), binary.program.clone())
+    });
     Ok(Some(binaries))
 }
 

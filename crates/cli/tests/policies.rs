@@ -10,7 +10,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use common::{Guarded, Lab, supported, until, wait};
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal};
 use serde_json::Value;
 
 /// Creates a lab on a machine that can roll back files, and hold output if `holds_output`. Prints the reason otherwise.
@@ -443,7 +443,7 @@ fn a_program_that_was_stopped_at_its_checkpoint_runs_after_a_restart() {
     // The child may be between two processes `sleep`, so only the shells are stopped.
     let shells = testkit::descendants(root).into_iter().chain([root]);
     for shell in shells.filter(|one| common::status_of(one.pid(), "Name") != "sleep") {
-        shell.signal(Signal::STOP).unwrap();
+        let _it_may_have_ended = shell.signal(Signal::STOP);
     }
     guarded.await_checkpoints(3);
     guarded.kill();
@@ -454,6 +454,47 @@ fn a_program_that_was_stopped_at_its_checkpoint_runs_after_a_restart() {
         until("a beat", || (beats() > before).then_some(()));
     }
     std::fs::write(lab.path("stop"), "").unwrap();
+    assert_eq!(guarded.end(), 0);
+}
+
+/// A rollback truncates the standard error of the program, to which `undying` writes as well.
+#[test]
+fn messages_about_earlier_restarts_stay_in_the_standard_error_of_the_program() {
+    let Some(lab) = lab(false) else { return };
+    let script = "until [ -e stop ]; do echo line >&2; sleep 0.02; done";
+    let guarded = Guarded::run(&lab, &["--every", "20s", "--max-restarts", "9/1m"], script);
+    guarded.await_checkpoints(1);
+    for number in 1..=3 {
+        std::thread::sleep(Duration::from_millis(200));
+        guarded.kill();
+        guarded.await_incarnation(number);
+        until("the message", || guarded.said().contains("is back at checkpoint").then_some(()));
+    }
+    let told = || guarded.said().matches("was killed by signal 9").count();
+    until("three messages", || (told() >= 3).then_some(()));
+    assert_eq!(told(), 3, "{}", guarded.said());
+    assert_eq!(guarded.end(), 0);
+}
+
+/// A limit keeps the guardian from opening files while the program changes some.
+#[test]
+fn a_momentary_lack_of_descriptors_costs_no_checkpoint() {
+    let Some(lab) = lab(false) else { return };
+    let script = "until [ -e stop ]; do echo line >> data; sleep 0.01; done";
+    let guarded = Guarded::run(&lab, &["--every", "50ms"], script);
+    guarded.await_checkpoints(3);
+    let guardian = rustix::process::Pid::from_child(&guarded.guardian);
+    let limit = |wanted| rustix::process::prlimit(Some(guardian), Resource::Nofile, wanted).unwrap();
+    let own = rustix::process::getrlimit(Resource::Nofile);
+    let before = limit(Rlimit { current: Some(10), maximum: own.maximum });
+    std::thread::sleep(Duration::from_secs(1));
+    limit(before);
+    guarded.await_checkpoints(3);
+    assert!(events(&lab, "files-broken").is_empty(), "{}", guarded.said());
+    until("an exact checkpoint", || {
+        let rows = lab.json(&["ls", "job"]);
+        (rows.as_array()?.last()?["files_exact"] == true).then_some(())
+    });
     assert_eq!(guarded.end(), 0);
 }
 

@@ -225,10 +225,13 @@ fn create() -> Result<OwnedFd> {
     // SAFETY: plain numbers.
     let group = unsafe { libc::fanotify_init(GROUP_FLAGS, FILE_FLAGS as libc::c_uint) };
     if group < 0 {
-        return Err(Error::new(
-            "create a fanotify group that is asked before content changes",
-            Errno::last(),
-        ));
+        let errno = Errno::last();
+        let operation = if errno == Errno::EMFILE {
+            "create a fanotify group (see `sysctl fs.fanotify.max_user_groups`, `ulimit -n`)"
+        } else {
+            "create a fanotify group that is asked before content changes"
+        };
+        return Err(Error::new(operation, errno));
     }
     // SAFETY: the kernel has returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(group) })

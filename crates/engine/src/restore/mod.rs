@@ -93,8 +93,8 @@ pub struct RestoreOptions {
     /// Whether the program is restored although a clock of this machine is behind the time of the checkpoint. Timed
     /// waits then last longer.
     pub late_timers: bool,
-    /// Whether processes in the process group of the root run, although they were stopped (SIGSTOP, SIGTSTP) at the
-    /// checkpoint. A program outside of the tree has continued them since, and does not know of the restore.
+    /// Whether a root that was stopped at the checkpoint (SIGSTOP, SIGTSTP) runs, with the stopped processes of its
+    /// process group. A program outside of the tree has continued them since, and does not know of the restore.
     pub continues: bool,
     /// A step that is called directly before the program runs.
     pub before_run: Option<BeforeRun>,

@@ -134,9 +134,13 @@ impl Plan {
         self.processes.iter().map(|process| process.pid).collect()
     }
 
-    /// Makes the stopped processes in the process group of the root run.
+    /// Makes a root that was stopped run, together with the stopped processes of its process group. If the root was not
+    /// stopped, a process of the tree may have stopped the others, and continues them later.
     pub(super) fn continue_root_group(&mut self) {
-        let group = self.processes[0].message.group;
+        let ProcessMessage { group, stop_signal, .. } = self.processes[0].message;
+        if stop_signal == 0 {
+            return;
+        }
         for process in self.processes.iter_mut().filter(|process| process.message.group == group) {
             process.message.stop_signal = 0;
         }
