@@ -28,7 +28,7 @@ use crate::location::StoreLocation;
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
 use crate::subject::Subject;
-use crate::undoing::{Going, Planned, RestoredFiles};
+use crate::undoing::{Going, Planned, RestoredFiles, checkpoint_of_files};
 
 /// The request of `checkpoint`.
 #[derive(Clone, Debug)]
@@ -143,6 +143,12 @@ pub struct Resumed {
 pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) -> Result<Resumed> {
     let streams = Streams::inherited()?;
     require_features()?;
+    let of_files = checkpoint_of_files(&request.store, &request.image, request.files)?
+        .map(|(image, event)| (RestoreRequest { image, ..request.clone() }, event));
+    let request = of_files.as_ref().map_or(request, |(request, event)| {
+        on_event(event);
+        request
+    });
     let reader = request.store.read(&request.image)?;
     // Signals are blocked before a process is created. Otherwise a signal could end this process before this process
     // takes care of the tree.

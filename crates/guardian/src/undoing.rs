@@ -226,6 +226,35 @@ fn foreign(outlook: &Outlook, explained: &[Explained]) -> Vec<PathBuf> {
     outlook.conflicts.iter().filter(is_foreign).cloned().collect()
 }
 
+/// Returns the checkpoint to which an interrupted restart or restore has rolled the files back, if `image` names only
+/// the subject, and the subject has newer checkpoints. The event tells the operator about the choice.
+pub(crate) fn checkpoint_of_files(
+    location: &StoreLocation,
+    image: &str,
+    files: RestoredFiles,
+) -> Result<Option<(String, RunEvent)>> {
+    if matches!(files, RestoredFiles::Keep | RestoredFiles::Refuse) {
+        return Ok(None);
+    }
+    let Some((store, name)) = location.subject_of(image)?.filter(|(_, name)| name.as_str() == image) else {
+        return Ok(None);
+    };
+    let directory = log_of(&store, &name);
+    if !directory.is_dir() {
+        return Ok(None);
+    }
+    let Standing::At(at) = back::standing(&directory)? else { return Ok(None) };
+    let listed: Vec<Sequence> = store.list(&name)?.into_iter().map(|(sequence, _)| sequence).collect();
+    let (Some(newest), Some(chosen)) = (listed.last(), listed.iter().rfind(|sequence| at.contains(sequence)))
+    else {
+        return Ok(None);
+    };
+    let reason =
+        format!("files were rolled back to checkpoint {chosen} before, and that checkpoint is restored");
+    let event = RunEvent::RestoreFailed { seq: newest.get(), reason };
+    Ok((newest != chosen).then(|| (format!("{name}@{chosen}"), event)))
+}
+
 /// Returns why the present files cannot be those of checkpoint `to`: an earlier restore has rolled them back further.
 fn rolled_back_further(directory: &Path, to: Sequence) -> Result<Option<String>> {
     match back::standing(directory)? {
