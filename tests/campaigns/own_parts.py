@@ -283,7 +283,7 @@ def kills(options, findings, scratch):
         counts["held" if failed is None else "did not hold"] += 1
         if failed is not None:
             wrong += 1
-            findings.say("round %s: %s\n  %s" % (seed, failed, "  ".join(subject.told[-8:])))
+            findings.say("round %s: %s\n  %s" % (seed, failed, "  ".join(subject.told[-20:])))
         subject.end()
     findings.say("%d rounds with killed parts: %s" % (options.kills, dict(counts)))
     return wrong == 0
@@ -349,7 +349,7 @@ def errnos(options, findings, scratch):
         outcomes["did not hold" if failed else "ended, restored by hand" if ended else "restored"] += 1
         if failed:
             wrong += 1
-            findings.say("call %s number %d with %s: %s\n  %s" % (call, nth, errno, failed, "  ".join(subject.told[-8:])))
+            findings.say("call %s number %d with %s: %s\n  %s" % (call, nth, errno, failed, "  ".join(subject.told[-20:])))
     subject.end()
     findings.say("%d failed calls: %s" % (len(points), dict(outcomes)))
     return wrong == 0

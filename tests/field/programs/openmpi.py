@@ -40,13 +40,13 @@ int main(int count, char **words)
 
 class Openmpi(Job):
     name, group = "openmpi", "science"
-    needs = {"mpicc": "libopenmpi-dev", "mpirun": "openmpi-bin"}
+    needs = {"mpicc.openmpi": "libopenmpi-dev", "mpirun.openmpi": "openmpi-bin"}
     source, source_name = SOURCE, "job.c"
     every, transport = "300ms", "self,vader"
 
     def prepare(self):
         super().prepare()
-        self.tool("mpicc", "-O1", "-o", self.path("job"), self.path("job.c"))
+        self.tool("mpicc.openmpi", "-O1", "-o", self.path("job"), self.path("job.c"))
         os.makedirs(self.path("tmp"), exist_ok=True)
 
     def environment(self):
@@ -54,7 +54,7 @@ class Openmpi(Job):
                 "TMPDIR": self.path("tmp"), "HOME": self.folder}
 
     def program(self):
-        return ["mpirun", "--oversubscribe", "-np", "2", "--mca", "btl", self.transport, "--mca", "mpi_yield_when_idle", "1",
+        return ["mpirun.openmpi", "--oversubscribe", "-np", "2", "--mca", "btl", self.transport, "--mca", "mpi_yield_when_idle", "1",
                 "--mca", "plm_rsh_agent", "false", self.path("job")]
 
 
