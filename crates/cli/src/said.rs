@@ -55,17 +55,22 @@ impl Said {
 
     /// Writes a message. An error is ignored, because the guardian must continue without a reader.
     pub(crate) fn write(&mut self, text: String) {
+        let now = self.clock.now();
+        self.write_of(text, now);
+    }
+
+    /// Writes a message that was first written at `time`.
+    fn write_of(&mut self, text: String, time: Instant) {
         let before = self.length();
         // A single write prevents a mix with the lines of another program.
         if self.output.write_all(text.as_bytes()).is_err() {
             return;
         }
         let Some(at) = self.position_of(&text, before) else { return };
-        let time = self.clock.now();
         self.recent.push_back(Written { at, text, time });
         let mut bytes: usize = self.recent.iter().map(|one| one.text.len()).sum();
         while let Some(oldest) = self.recent.front()
-            && (bytes > BYTES_MAX || time - oldest.time > AGE_MAX)
+            && (bytes > BYTES_MAX || self.clock.now() - oldest.time > AGE_MAX)
         {
             bytes -= oldest.text.len();
             self.recent.pop_front();
@@ -79,7 +84,7 @@ impl Said {
             recent.into_iter().partition(|one| self.has(&one.text, one.at));
         self.recent = kept;
         for one in cut {
-            self.write(one.text);
+            self.write_of(one.text, one.time);
         }
     }
 
