@@ -13,9 +13,11 @@
 #define SEED 61
 #define COUNTERS_PAGE 4u
 /* The key contains the pid, so that a later victim finds and removes the segments of a killed
- * victim. */
+ * victim. A restore makes segments before it makes the process with the pid, so that a segment must
+ * be old. */
 #define KEY_BASE 0x56000000
 #define PID_MASK 0x3fffff
+#define AGE_MIN_SECONDS 600
 
 enum { KEYED, REMOVED, PARTS, SEGMENTS };
 
@@ -50,7 +52,8 @@ static void sweep(void)
 	for (int index = 0; index <= highest; index++) {
 		int id = shmctl(index, SHM_STAT, &status);
 		int key = status.shm_perm.__key;
-		if (id >= 0 && (key & ~PID_MASK) == KEY_BASE && kill(key & PID_MASK, 0) != 0 && errno == ESRCH)
+		if (id >= 0 && (key & ~PID_MASK) == KEY_BASE && time(NULL) - status.shm_ctime > AGE_MIN_SECONDS &&
+		    kill(key & PID_MASK, 0) != 0 && errno == ESRCH)
 			shmctl(id, IPC_RMID, NULL);
 	}
 }

@@ -12,6 +12,7 @@
 
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use model::{ByteCount, Pid};
 
@@ -20,8 +21,11 @@ use crate::error::{Errno, Error, Result};
 /// The file that sets the id of the next segment. Writing needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
 const NEXT_ID: &str = "/proc/sys/kernel/shm_next_id";
 /// Maximum number of attempts to get a wanted id. An attempt fails if another process creates a segment between
-/// the write to `NEXT_ID` and shmget(2).
-const TRIES_MAX: u32 = 10;
+/// the write to `NEXT_ID` and shmget(2). Several restores can make segments at the same time. The segment of
+/// another restore can then have the wanted id for a moment.
+const TRIES_MAX: u32 = 40;
+/// Maximum time between two attempts, in microseconds.
+const PAUSE_MAX: u64 = 2_000;
 const PERMISSIONS: u32 = 0o777;
 const REMOVED: u32 = 0o1000;
 const LOCKED: u32 = 0o2000;
@@ -105,9 +109,8 @@ pub fn make(wanted: SegmentId, segment: &Segment) -> Result<()> {
             return set_owner(wanted, segment).inspect_err(|_| drop(remove(wanted)));
         }
         remove(made)?;
-        if status(wanted).is_ok() {
-            break;
-        }
+        // Each attempt gets another id. Two restores thus wait for different times, and do not disturb each other again.
+        std::thread::sleep(Duration::from_micros(u64::from(made.0.unsigned_abs()) * 37 % PAUSE_MAX));
     }
     Err(Error::new(format!("make the segment with id {}", wanted.0), Errno::EEXIST))
 }
@@ -271,6 +274,27 @@ mod tests {
             is_removed: false,
             is_locked: false,
             attachments: 0,
+        }
+    }
+
+    #[test]
+    fn segments_of_several_restores_get_their_ids() {
+        let id = |restore: i32, at: i32| SegmentId((9 << 15) + 3100 + 100 * restore + at);
+        if let Err(error) = make(id(0, 99), &segment(NO_KEY)).and_then(|()| remove(id(0, 99))) {
+            return println!("unsupported: segments with a chosen id: {error}");
+        }
+        let restore = |number: i32| -> Vec<Result<()>> {
+            let made = (0..50).map(|at| make(id(number, at), &segment(NO_KEY)));
+            made.collect::<Vec<_>>()
+        };
+        let made: Vec<Vec<Result<()>>> = std::thread::scope(|scope| {
+            let restores: Vec<_> = (0..4).map(|number| scope.spawn(move || restore(number))).collect();
+            restores.into_iter().map(|restore| restore.join().unwrap()).collect()
+        });
+        for (number, made) in (0..).zip(made) {
+            for (at, made) in (0..).zip(made) {
+                made.and_then(|()| remove(id(number, at))).unwrap();
+            }
         }
     }
 
