@@ -256,6 +256,11 @@ impl UndoError {
     pub fn is_half_way(&self) -> bool {
         matches!(self, Self::Step { .. } | Self::HalfBack { .. } | Self::PowerCut { .. })
     }
+
+    /// Reports whether this program lacked descriptors or memory, so that another attempt may succeed.
+    pub(crate) fn is_shortage(&self) -> bool {
+        matches!(self, Self::Kernel(error) if error.errno.is_shortage())
+    }
 }
 
 /// The maximum number of paths that a message lists.

@@ -292,7 +292,7 @@ impl Survey {
             let is_gone = self.now[index].is_none();
             let has_copy = copy.is_some_and(|copy| files.has_copy(copy));
             let can_be_made = match inode.attributes.kind() {
-                FileType::RegularFile => has_copy || (copy.is_none() && inode.attributes.size == 0),
+                FileType::RegularFile => has_copy || (copy.is_none() && inode.is_whole_in_pieces()),
                 _ => true,
             };
             if (is_gone && !can_be_made) || (copy.is_some() && !has_copy) {

@@ -90,6 +90,17 @@ impl TargetInode {
         self.touched.iter().fold(Aspects::NONE, |all, (aspects, _)| all | *aspects)
     }
 
+    /// Reports whether the ranges of all layers together contain every byte of the content.
+    pub(crate) fn is_whole_in_pieces(&self) -> bool {
+        let mut pieces: Vec<Piece> = self.content.iter().flat_map(|layer| &layer.pieces).copied().collect();
+        pieces.sort_unstable_by_key(|piece| piece.offset);
+        let end = pieces.iter().try_fold(0, |end: u64, piece| {
+            let next = end.max(piece.offset.saturating_add(piece.length));
+            if piece.offset <= end { Ok(next) } else { Err(end) }
+        });
+        end.unwrap_or_else(|gap| gap) >= self.attributes.size
+    }
+
     /// Adds a change. The attributes of an aspect are those before the first change of the aspect.
     fn touch(&mut self, touch: Touch, rights: Option<Rights>, before: &Attributes) {
         let new = touch.aspects.without(self.aspects());

@@ -13,10 +13,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-use model::{Address, ByteCount, Pid, Tid};
+use model::{Address, ByteCount, Tid};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use sys::{clock, process_memory};
+use sys::clock;
 
 use super::callers::Callers;
 use super::calls::{
@@ -28,7 +28,7 @@ use super::epoch::Part;
 use super::paths::{self, Entry, Place, Sought};
 use super::permission::{Need, Write, is_permitted, may_move};
 use super::state::State;
-use crate::error::{Result, UndoError};
+use crate::error::Result;
 use crate::rights::Aspects;
 
 /// Whether the files of a call are recorded.
@@ -52,9 +52,10 @@ const AF_UNIX: u16 = 1;
 impl State {
     /// Notes a call that makes changes durable, before the first call of [`Self::answer`].
     pub(super) fn begin_call(&mut self, thread: Tid, call: &Call, is_over: impl Fn() -> bool) {
-        let change = with_flags(thread, change_of(call));
         self.calls.crossings.passed(thread);
-        let opens_through = matches!(change, Change::Open(_, flags) if is_written_through(flags));
+        // If the flags cannot be read now, the file may be written through.
+        let opens_through = with_flags(thread, change_of(call))
+            .map_or(true, |change| matches!(change, Change::Open(_, flags) if is_written_through(flags)));
         if is_sync(call) || opens_through {
             self.boundaries.durable.syncs(thread, clock::monotonic(), &is_over);
         }
@@ -71,12 +72,13 @@ impl State {
         is_over: impl Fn() -> bool,
         is_last: bool,
     ) -> Answer {
-        let outcome = self.before(thread, with_flags(thread, change_of(call)));
+        let outcome = match with_flags(thread, change_of(call)) {
+            Ok(change) => self.before(thread, change),
+            Err(errno) => Err(sys::Error::new("read the arguments of a call", errno).into()),
+        };
         match &outcome {
             Err(_) if is_over() => return Answer::Given,
-            Err(UndoError::Kernel(error)) if !is_last && error.errno.is_shortage() => {
-                return Answer::Later;
-            }
+            Err(error) if !is_last && error.is_shortage() => return Answer::Later,
             _ => {}
         }
         self.or_break(outcome, "a change by the program");
@@ -191,7 +193,7 @@ impl State {
             Place::File(file) => file.as_fd(),
         };
         let device = stat(file)?.st_dev;
-        Ok((!self.file_systems.is_made_up(file, device)).then_some((place, is_permitted)))
+        Ok((!self.file_systems.is_made_up(file, device)?).then_some((place, is_permitted)))
     }
 
     /// Follows a path with the rights of the thread, and checks the permission of the thread. Returns `None` if the
@@ -203,7 +205,8 @@ impl State {
         // The rights that this program can take on lack what a thread may do in its own directory of /proc, and the
         // capabilities of another user namespace. The kernel may then refuse a path to this program that the thread may
         // follow. The last file of the path decides in these cases.
-        let follows_all = sought.is_in_proc() || rights.namespace.is_some();
+        let Some(is_in_proc) = passed(sought.is_in_proc())? else { return Ok(None) };
+        let follows_all = is_in_proc || rights.namespace.is_some();
         let sought = if follows_all { Err(passed(sought.find())?) } else { Ok(sought) };
         let outcome = self.calls.callers.act(Some(rights), || {
             let place = match sought {
@@ -304,7 +307,7 @@ impl State {
     }
 
     fn before_attributes(&mut self, thread: Tid, file: FileAt, attribute: Attribute) -> Result<()> {
-        let Some((needs, aspects)) = needs_of(thread, attribute) else { return Ok(()) };
+        let Some((needs, aspects)) = passed(needs_of(thread, attribute))? else { return Ok(()) };
         let place = match file {
             FileAt::Descriptor(fd) => match passed(paths::descriptor(thread, fd))? {
                 Some(file) => self.is_granted(file, &needs)?.map(Place::File),
@@ -322,7 +325,7 @@ impl State {
             },
             Some(Place::File(file)) => {
                 let found = stat(file.as_fd())?;
-                if self.file_systems.is_made_up(file.as_fd(), found.st_dev) {
+                if self.file_systems.is_made_up(file.as_fd(), found.st_dev)? {
                     return Ok(());
                 }
                 let is_made = self.is_made_file(file.as_fd(), &found)?;
@@ -339,7 +342,7 @@ impl State {
     }
 
     fn before_bind(&mut self, thread: Tid, address: Address, length: ByteCount) -> Result<()> {
-        let Some(path) = socket_path(thread, address, length) else { return Ok(()) };
+        let Some(path) = passed(socket_path(thread, address, length))?.flatten() else { return Ok(()) };
         match self.place(paths::seek_path(thread, path), &Need::Create)? {
             Some(Place::Entry(entry)) => self.make(&entry),
             _ => Ok(()),
@@ -348,28 +351,34 @@ impl State {
 }
 
 /// Returns the path of a socket address in the memory of the subject. Returns `None` if the address is not a path.
-pub(super) fn socket_path(thread: Tid, address: Address, length: ByteCount) -> Option<PathBuf> {
+pub(super) fn socket_path(
+    thread: Tid,
+    address: Address,
+    length: ByteCount,
+) -> std::result::Result<Option<PathBuf>, Errno> {
     let length = (length.get() as usize).min(SOCKET_ADDRESS_BYTES);
     let mut bytes = vec![0; length];
-    if length <= FAMILY_BYTES || process_memory::read(Pid(thread.get()), address, &mut bytes).is_err() {
-        return None;
+    if length <= FAMILY_BYTES {
+        return Ok(None);
     }
+    paths::memory(thread, address, &mut bytes)?;
     let path: Vec<u8> = bytes[FAMILY_BYTES..].iter().copied().take_while(|byte| *byte != 0).collect();
     // An abstract name or an empty name is not a file.
     let is_path = u16::from_ne_bytes([bytes[0], bytes[1]]) == AF_UNIX && !path.is_empty();
-    is_path.then(|| PathBuf::from(OsString::from_vec(path)))
+    Ok(is_path.then(|| PathBuf::from(OsString::from_vec(path))))
 }
 
 /// Reads the flags of openat2(2) from the memory of the subject. If they cannot be read, the call fails, and the change
 /// remains `OpenHow`.
-pub(super) fn with_flags(thread: Tid, change: Change) -> Change {
-    let Change::OpenHow(at, how) = change else { return change };
+pub(super) fn with_flags(thread: Tid, change: Change) -> std::result::Result<Change, Errno> {
+    let Change::OpenHow(at, how) = change else { return Ok(change) };
     let mut bytes = [0; OPEN_HOW_BYTES];
-    if process_memory::read(Pid(thread.get()), how, &mut bytes).is_err() {
-        return change;
+    match paths::memory(thread, how, &mut bytes) {
+        Err(Errno::FAULT) => return Ok(change),
+        read => read?,
     }
     let flags = u64::from_ne_bytes(bytes[..8].try_into().expect("eight bytes"));
-    Change::Open(at, OFlags::from_bits_retain(flags as u32))
+    Ok(Change::Open(at, OFlags::from_bits_retain(flags as u32)))
 }
 
 /// What truncate(2) needs.
@@ -387,20 +396,22 @@ fn write_of_open(flags: OFlags) -> Write {
     }
 }
 
-/// Returns the permission that a change of an attribute needs, and the aspects that the call changes. Returns `None` if
-/// the call fails.
-fn needs_of(thread: Tid, attribute: Attribute) -> Option<(Need, Aspects)> {
-    Some(match attribute {
+/// Returns the permission that a change of an attribute needs, and the aspects that the call changes.
+fn needs_of(thread: Tid, attribute: Attribute) -> std::result::Result<(Need, Aspects), Errno> {
+    Ok(match attribute {
         Attribute::Mode => (Need::Change(attribute), Aspects::RIGHTS),
         // The kernel removes the capabilities of a file when its owner changes.
         Attribute::Owner { .. } => (Need::Change(attribute), Aspects::RIGHTS | Aspects::PRIVILEGED),
         Attribute::Times { values, is_fine } => {
-            let is_explicit = values.is_some_and(|values| !(is_fine && is_present(thread, values)));
+            let is_explicit = match values {
+                Some(values) => !(is_fine && is_present(thread, values)?),
+                None => false,
+            };
             (Need::SetTimes { is_explicit }, Aspects::TIMES)
         }
         Attribute::Flags => (Need::Change(attribute), Aspects::NONE),
         Attribute::Extended(name) => {
-            let name = paths::read(thread, name).ok()?.into_os_string().into_vec();
+            let name = paths::read(thread, name)?.into_os_string().into_vec();
             let aspects = Aspects::of_extended(&name);
             (Need::ChangeExtended(name), aspects)
         }
@@ -408,11 +419,11 @@ fn needs_of(thread: Tid, attribute: Attribute) -> Option<(Need, Aspects)> {
 }
 
 /// Reports whether both times at an address mean the present time.
-fn is_present(thread: Tid, values: Address) -> bool {
+fn is_present(thread: Tid, values: Address) -> std::result::Result<bool, Errno> {
     let mut bytes = [0; 2 * TIMESPEC_BYTES];
-    let is_read = process_memory::read(Pid(thread.get()), values, &mut bytes).is_ok();
+    paths::memory(thread, values, &mut bytes)?;
     let present = libc::UTIME_NOW.to_ne_bytes();
-    is_read && bytes.chunks(TIMESPEC_BYTES).all(|time| time[TIMESPEC_BYTES / 2..] == present)
+    Ok(bytes.chunks(TIMESPEC_BYTES).all(|time| time[TIMESPEC_BYTES / 2..] == present))
 }
 
 /// Works like `passed` for a query with the rights of a thread. Returns `None` if the thread has no permission.

@@ -159,7 +159,7 @@ impl State {
             return Ok(());
         }
         let key = key_of(duplicate.as_fd(), stat)?;
-        let Some(how) = self.how(file, duplicate.as_fd(), stat) else {
+        let Some(how) = self.how(file, duplicate.as_fd(), stat)? else {
             found.armed.remove(&id);
             found.uncovered.push((id, path));
             return Ok(());
@@ -185,22 +185,22 @@ impl State {
 
     /// Returns how a file can change through an open file description. Returns `None` if the file can change
     /// undetected.
-    fn how(&mut self, file: &OpenFile<'_>, duplicate: BorrowedFd<'_>, stat: &Stat) -> Option<How> {
+    fn how(&mut self, file: &OpenFile<'_>, duplicate: BorrowedFd<'_>, stat: &Stat) -> Result<Option<How>> {
         let flags = OFlags::from_bits_retain(file.flags);
         let only_writes = flags & OFlags::ACCMODE == OFlags::WRONLY;
         let appends = only_writes && flags.contains(OFlags::APPEND);
         if appends {
-            return Some(How::Appends);
+            return Ok(Some(How::Appends));
         }
         if file.is_inherited {
             // The description was opened before the watch began. The kernel reports no events for such a description.
             let is_at_end = file.position == Some(stat.st_size as u64);
-            return (only_writes && is_at_end).then_some(How::Appends);
+            return Ok((only_writes && is_at_end).then_some(How::Appends));
         }
-        if self.file_systems.reports(self.watched.source(), duplicate, stat.st_dev) {
-            return Some(How::Reports);
+        if self.file_systems.reports(self.watched.source(), duplicate, stat.st_dev)? {
+            return Ok(Some(How::Reports));
         }
-        is_in_image(duplicate, stat).then_some(How::OfImage)
+        Ok(is_in_image(duplicate, stat).then_some(How::OfImage))
     }
 
     /// Reports whether the watch has detected the open or the creation of a file.
@@ -250,7 +250,7 @@ impl State {
         }
         let key = key_of(opened.as_fd(), &stat)?;
         let id = (stat.st_dev, stat.st_ino);
-        let how = if self.file_systems.reports(self.watched.source(), opened.as_fd(), stat.st_dev) {
+        let how = if self.file_systems.reports(self.watched.source(), opened.as_fd(), stat.st_dev)? {
             How::Mapped
         } else if is_in_image(opened.as_fd(), &stat) {
             How::OfImage

@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use rustix::fs::{FileType, OFlags, Stat};
 
-use super::descriptors::{duplicate, key_of, reopen, stat};
-use super::epoch::{Content, Pages, Part};
+use super::descriptors::{duplicate, is_shortage, key_of, recorded_path, reopen, stat};
+use super::epoch::{Content, Old, Pages, Part};
 use super::paths::{Entry, path_of};
 use super::state::{CHUNK, State};
 use super::watched::Mark;
@@ -88,22 +88,25 @@ impl State {
         if self.epoch.made.contains(&id) {
             return Ok(true);
         }
-        let path = path_of(file);
+        let path = recorded_path(file)?;
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
         let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let Ok(directory) = rustix::fs::open(parent, flags, rustix::fs::Mode::empty()) else {
-            return Ok(false);
-        };
-        let entry = Entry { directory, name: name.to_owned() };
-        match entry.stat() {
-            Ok(Some(named)) if (named.st_dev, named.st_ino) == id => self.is_made(&entry, file, found),
+        let named = rustix::fs::open(parent, flags, rustix::fs::Mode::empty()).and_then(|directory| {
+            let entry = Entry { directory, name: name.to_owned() };
+            Ok(entry.stat()?.map(|named| (entry, named)))
+        });
+        match named {
+            Ok(Some((entry, named))) if (named.st_dev, named.st_ino) == id => {
+                self.is_made(&entry, file, found)
+            }
+            Err(errno) if is_shortage(errno) => Err(sys::Error::path("inspect", path, errno).into()),
             _ => Ok(false),
         }
     }
 
     fn change_old(&mut self, file: BorrowedFd<'_>, found: &Stat, part: Part) -> Result<()> {
         let started = self.costs.clock().now();
-        let reports = self.file_systems.reports(self.watched.source(), file, found.st_dev);
+        let reports = self.file_systems.reports(self.watched.source(), file, found.st_dev)?;
         self.old(file, found, Aspects::CONTENT)?;
         let outcome = self.keep_part(file, found, part, reports);
         self.costs.note_kept(self.costs.clock().now() - started);
@@ -213,9 +216,11 @@ impl State {
             old.content = Content::Pages(Pages::default());
         }
         let Content::Pages(pages) = &mut old.content else { return Ok(()) };
-        let missing = pages.save(offset / PAGE, end.div_ceil(PAGE));
-        for (first, last) in missing {
+        for (first, last) in pages.gaps(offset / PAGE, end.div_ceil(PAGE)) {
             self.copy(file, found, first * PAGE, (last * PAGE).min(size))?;
+            if let Some(Old { content: Content::Pages(pages), .. }) = self.epoch.inodes.get_mut(&id) {
+                pages.note(first, last);
+            }
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use model::Tid;
 use super::crossings::{Doing, place_of};
 use super::descriptors::duplicate;
 use super::epoch::Part;
+use super::names::open;
 use super::paths::Entry;
 use super::state::State;
 use crate::error::Result;
@@ -36,7 +37,7 @@ impl State {
     /// Notes that a thread is about to give a file a name. Records the file if another thread is about to open this
     /// name.
     pub(super) fn moves(&mut self, thread: Tid, from: &Entry, to: &Entry) -> Result<()> {
-        let Ok(file) = from.open() else { return Ok(()) };
+        let Some((file, _)) = open(from)? else { return Ok(()) };
         let place = place_of(to)?;
         let parts: Vec<Part> = self
             .calls

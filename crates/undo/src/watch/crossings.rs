@@ -68,17 +68,15 @@ impl Crossings {
         self.all().any(|doing| matches!(doing, Doing::Refused(_)))
     }
 
-    /// Removes and returns those refused calls that meet a condition.
-    pub(super) fn take_refused(&mut self, meets: impl Fn(&Refused) -> bool) -> Vec<Refused> {
-        let mut taken = Vec::new();
-        for doings in self.0.values_mut() {
-            for doing in doings.extract_if(.., |doing| matches!(doing, Doing::Refused(one) if meets(one))) {
-                if let Doing::Refused(refused) = doing {
-                    taken.push(refused);
-                }
+    /// Removes and returns one of those refused calls that meet a condition, with its thread.
+    pub(super) fn take_refused(&mut self, meets: impl Fn(&Refused) -> bool) -> Option<(Tid, Refused)> {
+        self.0.iter_mut().find_map(|(thread, doings)| {
+            let mut met = doings.extract_if(.., |doing| matches!(doing, Doing::Refused(one) if meets(one)));
+            match met.next() {
+                Some(Doing::Refused(refused)) => Some((*thread, refused)),
+                _ => None,
             }
-        }
-        taken
+        })
     }
 
     /// Removes all calls. All threads are stopped, so that no call is in progress.

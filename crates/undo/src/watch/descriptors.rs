@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
-use super::paths::path_of;
+use super::paths::{path_of, try_path_of};
 use crate::error::{Result, UndoError};
 use crate::key::FileKey;
 
@@ -21,6 +21,20 @@ const READ: OFlags = OFlags::RDONLY
 pub(super) fn stat(file: BorrowedFd<'_>) -> Result<Stat> {
     let found = rustix::fs::fstat(file);
     Ok(found.map_err(|errno| sys::Error::path("inspect", path_of(file), errno))?)
+}
+
+/// Returns the path of an open file, for a record. The path is empty if the kernel cannot name the file, for example
+/// because the path is too long.
+pub(super) fn recorded_path(file: BorrowedFd<'_>) -> Result<PathBuf> {
+    match try_path_of(file) {
+        Err(errno) if is_shortage(errno) => Err(sys::Error::new("read the path of a file", errno).into()),
+        found => Ok(found.unwrap_or_default()),
+    }
+}
+
+/// Reports whether a call failed because this program lacks descriptors or memory.
+pub(super) fn is_shortage(errno: Errno) -> bool {
+    sys::Errno::from(errno).is_shortage()
 }
 
 /// Returns the key of an open file.

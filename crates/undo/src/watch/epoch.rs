@@ -8,7 +8,8 @@
 //! An image contains one complete checkpoint.
 //!
 //! Owns: the lists of recorded names, inodes and pages, and the types for the ways in which a file can change.
-//! Invariants: a known inode is either old or created. An old inode existed when the epoch began, and has a record. A
+//! Invariants: a name, inode or page is in a list only after its record was written. If a record fails, the next attempt
+//! thus writes the record. A known inode is either old or created. An old inode existed when the epoch began, and has a record. A
 //! created inode was created in this epoch, and needs no record.
 //! Does not: access files, or write records.
 
@@ -107,23 +108,11 @@ pub(super) struct Pages {
 const WORD: u64 = 64;
 
 impl Pages {
-    /// Marks the pages `first..end` as saved. Returns those of these pages that were not marked before, as rising
-    /// ranges.
-    pub(super) fn save(&mut self, first: u64, end: u64) -> Vec<(u64, u64)> {
-        let mut missing: Vec<(u64, u64)> = Vec::new();
+    /// Marks the pages `first..end` as saved, after their content was recorded.
+    pub(super) fn note(&mut self, first: u64, end: u64) {
         for page in first..end {
-            let word = self.saved.entry(page / WORD).or_default();
-            let bit = 1 << (page % WORD);
-            if *word & bit != 0 {
-                continue;
-            }
-            *word |= bit;
-            match missing.last_mut() {
-                Some((_, last)) if *last == page => *last += 1,
-                _ => missing.push((page, page + 1)),
-            }
+            *self.saved.entry(page / WORD).or_default() |= 1 << (page % WORD);
         }
-        missing
     }
 
     /// Returns the pages of `first..end` that are not marked as saved, as rising ranges. The run time depends on the
@@ -192,7 +181,7 @@ pub(super) struct Names {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Touched {
     /// Nothing.
-    First,
+    Never,
     /// A change with other rights.
     WithOtherRights,
     /// A change with these rights, or with the rights of this program.
@@ -204,19 +193,18 @@ impl Names {
         Self { id, touched: HashMap::new() }
     }
 
-    /// Marks a name as recorded with some rights. Returns what was recorded in this epoch before.
-    pub(super) fn touch(&mut self, name: &OsStr, by: RightsId) -> Touched {
-        match self.touched.get_mut(name) {
-            None => {
-                self.touched.insert(name.to_owned(), vec![by]);
-                Touched::First
-            }
+    /// Returns what was recorded in this epoch about a change of a name with some rights.
+    pub(super) fn touched(&self, name: &OsStr, by: RightsId) -> Touched {
+        match self.touched.get(name) {
+            None => Touched::Never,
             Some(known) if known.contains(&by) || known.contains(&RightsId::OWN) => Touched::Known,
-            Some(known) => {
-                known.push(by);
-                Touched::WithOtherRights
-            }
+            Some(_) => Touched::WithOtherRights,
         }
+    }
+
+    /// Marks a name as recorded with some rights, after the record was written.
+    pub(super) fn note(&mut self, name: &OsStr, by: RightsId) {
+        self.touched.entry(name.to_owned()).or_default().push(by);
     }
 
     pub(super) fn has(&self, name: &OsStr) -> bool {
@@ -247,10 +235,12 @@ mod tests {
     #[test]
     fn a_page_is_saved_once() {
         let mut pages = Pages::default();
-        assert_eq!(pages.save(60, 70), [(60, 70)]);
-        assert_eq!(pages.save(58, 72), [(58, 60), (70, 72)]);
-        assert!(pages.save(58, 72).is_empty());
-        assert_eq!(pages.save(0, 2), [(0, 2)]);
+        assert_eq!(pages.gaps(60, 70), [(60, 70)]);
+        pages.note(60, 70);
+        assert_eq!(pages.gaps(58, 72), [(58, 60), (70, 72)]);
+        pages.note(58, 72);
+        assert!(pages.gaps(58, 72).is_empty());
+        pages.note(0, 2);
         assert_eq!(pages.gaps(1, 75), [(2, 58), (72, 75)]);
         assert_eq!(pages.gaps(58, 72), []);
         assert_eq!(Pages::default().gaps(0, 1 << 40), [(0, 1 << 40)]);
@@ -259,10 +249,12 @@ mod tests {
     #[test]
     fn a_name_is_touched_once_with_the_same_rights() {
         let mut names = Names::new(DirectoryId(1));
-        assert_eq!(names.touch(OsStr::new("a"), RightsId(1)), Touched::First);
-        assert_eq!(names.touch(OsStr::new("a"), RightsId(1)), Touched::Known);
-        assert_eq!(names.touch(OsStr::new("a"), RightsId::OWN), Touched::WithOtherRights);
-        assert_eq!(names.touch(OsStr::new("a"), RightsId(2)), Touched::Known);
+        assert_eq!(names.touched(OsStr::new("a"), RightsId(1)), Touched::Never);
+        names.note(OsStr::new("a"), RightsId(1));
+        assert_eq!(names.touched(OsStr::new("a"), RightsId(1)), Touched::Known);
+        assert_eq!(names.touched(OsStr::new("a"), RightsId::OWN), Touched::WithOtherRights);
+        names.note(OsStr::new("a"), RightsId::OWN);
+        assert_eq!(names.touched(OsStr::new("a"), RightsId(2)), Touched::Known);
         assert!(names.has(OsStr::new("a")) && !names.has(OsStr::new("b")));
     }
 }

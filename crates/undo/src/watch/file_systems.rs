@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::descriptors::duplicate;
+use super::descriptors::{duplicate, is_shortage};
 use super::marks::ContentSource;
 use super::paths;
 use crate::error::Result;
@@ -63,9 +63,20 @@ impl FileSystems {
     }
 
     /// Reports whether the file system of a file reports changes of content.
-    pub(super) fn reports(&mut self, source: &dyn ContentSource, file: BorrowedFd<'_>, device: u64) -> bool {
-        let try_it = || source.watch(file).and_then(|()| source.forget(file)).is_ok();
-        *self.at(device).reports.get_or_insert_with(try_it)
+    pub(super) fn reports(
+        &mut self,
+        source: &dyn ContentSource,
+        file: BorrowedFd<'_>,
+        device: u64,
+    ) -> Result<bool> {
+        let known = self.at(device);
+        if known.reports.is_none() {
+            known.reports = match source.watch(file).and_then(|()| source.forget(file)) {
+                Err(error) if error.errno.is_shortage() => return Err(error.into()),
+                outcome => Some(outcome.is_ok()),
+            };
+        }
+        Ok(known.reports == Some(true))
     }
 
     /// Reports whether a file system is known to report changes of content.
@@ -74,8 +85,17 @@ impl FileSystems {
     }
 
     /// Reports whether a file is on a file system whose content the kernel generates.
-    pub(super) fn is_made_up(&mut self, file: BorrowedFd<'_>, device: u64) -> bool {
-        *self.at(device).is_made_up.get_or_insert_with(|| paths::is_made_up(file))
+    pub(super) fn is_made_up(&mut self, file: BorrowedFd<'_>, device: u64) -> Result<bool> {
+        let known = self.at(device);
+        if known.is_made_up.is_none() {
+            known.is_made_up = match paths::is_made_up(file) {
+                Err(errno) if is_shortage(errno) => {
+                    return Err(sys::Error::new("inspect a file system", errno).into());
+                }
+                found => Some(found.unwrap_or(false)),
+            };
+        }
+        Ok(known.is_made_up == Some(true))
     }
 
     /// Reports whether a clone of a file can succeed: no clone has failed on this file system.
@@ -101,6 +121,7 @@ impl FileSystems {
         }
         match source.enable(directory) {
             Ok(()) => known.enabled = Some(duplicate(directory)?),
+            Err(error) if error.errno.is_shortage() => return Err(error.into()),
             // A file system without content events fails at its first mark.
             Err(error) => {
                 known.reports = Some(false);

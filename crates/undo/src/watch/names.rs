@@ -15,7 +15,7 @@ use model::Tid;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
-use super::descriptors::{self, key_of, stat};
+use super::descriptors::{self, key_of, recorded_path, stat};
 use super::epoch::{Content, Names, Touched};
 use super::paths::{Entry, path_of};
 use super::state::State;
@@ -42,21 +42,20 @@ impl State {
     fn name_of(&mut self, entry: &Entry, found: Option<&(OwnedFd, Stat)>) -> Result<()> {
         self.unrefuse(entry)?;
         let (key, by) = (self.directory(entry)?, self.by()?);
-        let Some(names) = self.epoch.directories.get_mut(&key) else { return Ok(()) };
+        let Some(names) = self.epoch.directories.get(&key) else { return Ok(()) };
         let id = names.id;
-        match names.touch(&entry.name, by) {
-            Touched::First => {
-                self.epoch.is_touched = true;
-                let before = match found {
-                    Some((file, stat)) => Some(self.old(file.as_fd(), stat, Aspects::NONE)?.id),
-                    None => None,
-                };
-                self.log.name(id, &entry.name, before, by)
-            }
+        let before = match (names.touched(&entry.name, by), found) {
+            (Touched::Known, _) => return Ok(()),
+            (Touched::Never, Some((file, stat))) => Some(self.old(file.as_fd(), stat, Aspects::NONE)?.id),
             // The target of a rollback uses the oldest inode, and all rights.
-            Touched::WithOtherRights => self.log.name(id, &entry.name, None, by),
-            Touched::Known => Ok(()),
+            (Touched::Never, None) | (Touched::WithOtherRights, _) => None,
+        };
+        self.epoch.is_touched = true;
+        self.log.name(id, &entry.name, before, by)?;
+        if let Some(names) = self.epoch.directories.get_mut(&key) {
+            names.note(&entry.name, by);
         }
+        Ok(())
     }
 
     /// Records the directory of a name.
@@ -65,7 +64,7 @@ impl State {
         self.file_systems.note_mount(entry.directory.as_fd(), stat.st_dev);
         let key = key_of(entry.directory.as_fd(), &stat)?;
         if !self.epoch.directories.contains_key(&key) {
-            let path = path_of(entry.directory.as_fd());
+            let path = recorded_path(entry.directory.as_fd())?;
             let id = self.log.directory(&key, &Attributes::read(&entry.directory, &stat)?, &path)?;
             self.epoch.directories.insert(key.clone(), Names::new(id));
         }
@@ -185,7 +184,7 @@ impl State {
     }
 }
 
-fn open(entry: &Entry) -> Result<Option<(OwnedFd, Stat)>> {
+pub(super) fn open(entry: &Entry) -> Result<Option<(OwnedFd, Stat)>> {
     match entry.open() {
         Ok(file) => {
             let stat = stat(file.as_fd())?;

@@ -106,14 +106,15 @@ impl Recipient for Noticed {
 /// Reports whether a call can change a file.
 fn can_change(thread: Tid, call: &Call) -> bool {
     let is_any = |file, what| is_any(thread, file, what);
-    match with_flags(thread, change_of(call)) {
+    let Ok(change) = with_flags(thread, change_of(call)) else { return true };
+    match change {
         Change::Nothing | Change::Map { .. } => false,
         Change::Open(_, flags) if !changes(flags) || is_nameless(flags) => false,
         Change::Open(at, flags) => {
             let follows = !flags.contains(OFlags::NOFOLLOW);
             is_any(FileAt::Path(PathAt { follows, ..at }), What::Content)
         }
-        Change::Bind(address, length) => socket_path(thread, address, length).is_some(),
+        Change::Bind(address, length) => socket_path(thread, address, length) != Ok(None),
         Change::NoAppend(fd) => is_any(FileAt::Descriptor(fd), What::Content),
         Change::Cut(file, _) | Change::Range { file, .. } | Change::Whole(file) => {
             is_any(file, What::Content)
@@ -157,5 +158,5 @@ fn stays(file: BorrowedFd<'_>, what: What) -> Result<bool, Errno> {
     let found = rustix::fs::fstat(file)?;
     let kind = FileType::from_raw_mode(found.st_mode);
     let has_content = !matches!(kind, FileType::CharacterDevice | FileType::Fifo | FileType::Socket);
-    Ok((has_content || what == What::Attributes) && found.st_nlink > 0 && !is_made_up(file))
+    Ok((has_content || what == What::Attributes) && found.st_nlink > 0 && !is_made_up(file)?)
 }

@@ -67,7 +67,7 @@ pub(super) fn read(thread: Tid, at: Address) -> Result<PathBuf, Errno> {
         let start = bytes.len();
         let room = (PAGE - at.get() % PAGE) as usize;
         bytes.resize(start + room.min(PATH_BYTES_MAX - start), 0);
-        process_memory::read(Pid(thread.get()), at, &mut bytes[start..]).map_err(|_| Errno::FAULT)?;
+        memory(thread, at, &mut bytes[start..])?;
         if let Some(end) = bytes[start..].iter().position(|byte| *byte == 0) {
             bytes.truncate(start + end);
             return Ok(PathBuf::from(OsString::from_vec(bytes)));
@@ -75,6 +75,13 @@ pub(super) fn read(thread: Tid, at: Address) -> Result<PathBuf, Errno> {
         at = Address(at.get() + (bytes.len() - start) as u64);
     }
     Err(Errno::NAMETOOLONG)
+}
+
+/// Reads memory of a thread. The error is EFAULT if the kernel cannot read the memory either.
+pub(super) fn memory(thread: Tid, at: Address, buffer: &mut [u8]) -> Result<(), Errno> {
+    process_memory::read(Pid(thread.get()), at, buffer).map_err(|error| {
+        if error.errno.is_shortage() { Errno::from_raw_os_error(error.errno.0) } else { Errno::FAULT }
+    })
 }
 
 /// Works like [`descriptor`] for a descriptor that is open for writing. For other descriptors, the error is EBADF.
@@ -128,8 +135,8 @@ impl Sought {
 
     /// Reports whether the path leads through the directory of the thread in /proc. A thread may always follow the links
     /// in this directory. Another thread with the same rights may not, if the process is not dumpable.
-    pub(super) fn is_in_proc(&self) -> bool {
-        self.path.starts_with("/proc") || (self.path.is_relative() && is_magic(&self.start))
+    pub(super) fn is_in_proc(&self) -> Result<bool, Errno> {
+        Ok(self.path.starts_with("/proc") || (self.path.is_relative() && is_magic(&self.start)?))
     }
 }
 
@@ -159,7 +166,7 @@ fn resolve(thread: Tid, start: OwnedFd, path: PathBuf, follows: bool) -> Result<
         }
         let target = rustix::fs::readlinkat(&entry.directory, &entry.name, Vec::new())?;
         let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
-        if is_magic(&entry.directory) {
+        if is_magic(&entry.directory)? {
             // The link leads to an open file. The text of the link need not be a path to this file.
             let file = rustix::fs::openat(&entry.directory, &entry.name, PATH_ONLY, Mode::empty())?;
             return Ok(Place::File(file));
@@ -209,26 +216,30 @@ const MADE_UP: [u64; 16] = [
 ];
 
 /// Reports whether a directory is in /proc, where links lead to open files.
-fn is_magic(directory: &OwnedFd) -> bool {
-    rustix::fs::fstatfs(directory).is_ok_and(|system| system.f_type as u64 == PROC)
+fn is_magic(directory: &OwnedFd) -> Result<bool, Errno> {
+    Ok(rustix::fs::fstatfs(directory)?.f_type as u64 == PROC)
 }
 
 /// Reports whether a file is on a file system whose content the kernel generates.
-pub(super) fn is_made_up(file: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|system| MADE_UP.contains(&(system.f_type as u64)))
+pub(super) fn is_made_up(file: BorrowedFd<'_>) -> Result<bool, Errno> {
+    Ok(MADE_UP.contains(&(rustix::fs::fstatfs(file)?.f_type as u64)))
 }
 
 fn open(directory: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(directory, path, PATH_ONLY, Mode::empty())
 }
 
-/// Returns the path of an open file.
+/// Returns the path of an open file, for a message.
 pub(super) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
+    try_path_of(file).unwrap_or_default()
+}
+
+/// Returns the path of an open file.
+pub(super) fn try_path_of(file: BorrowedFd<'_>) -> Result<PathBuf, Errno> {
     use std::os::fd::AsRawFd;
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    rustix::fs::readlink(link, Vec::new())
-        .map(|path| PathBuf::from(OsStr::from_bytes(path.as_bytes())))
-        .unwrap_or_default()
+    let path = rustix::fs::readlink(link, Vec::new())?;
+    Ok(PathBuf::from(OsStr::from_bytes(path.as_bytes())))
 }
 
 #[cfg(test)]

@@ -90,8 +90,9 @@ impl State {
         }
         let place = place_of(entry)?;
         let meets = |refused: &Refused| refused.names.contains(&place) || refused.inside == Some(place.0);
-        let met = self.calls.crossings.take_refused(meets);
-        for refused in &met {
+        let mut has_met = false;
+        while let Some((thread, refused)) = self.calls.crossings.take_refused(meets) {
+            has_met = true;
             let own = std::mem::replace(&mut self.calls.rights, refused.rights.clone());
             let limit = self.calls.limit.take();
             let outcome = match &refused.entries[..] {
@@ -99,9 +100,13 @@ impl State {
                 all => all.iter().try_for_each(|entry| self.take_away(entry)),
             };
             (self.calls.rights, self.calls.limit) = (own, limit);
-            outcome?;
+            if outcome.is_err() {
+                // The next attempt records the call.
+                self.calls.crossings.note(thread, Doing::Refused(refused));
+                outcome?;
+            }
         }
-        Ok(!met.is_empty())
+        Ok(has_met)
     }
 }
 

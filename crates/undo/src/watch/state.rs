@@ -21,12 +21,11 @@ use super::boundaries::Boundaries;
 use super::callers::Callers;
 use super::costs::Costs;
 use super::crossings::Crossings;
-use super::descriptors::{key_of, stat};
+use super::descriptors::{key_of, recorded_path, stat};
 use super::durable::Moment;
 use super::epoch::{Content, Epoch, Id, Old};
 use super::file_systems::FileSystems;
 use super::marks::ContentSource;
-use super::paths::path_of;
 use super::watched::WatchedFiles;
 use crate::error::{Result, UndoError};
 use crate::key::{Attributes, FileKey, Time};
@@ -158,7 +157,7 @@ impl State {
             let key = key_of(file, stat)?;
             let attributes = Attributes::read(file, stat)?;
             let changed = self.change_time(stat);
-            self.record_touched(&key, &attributes, path_of(file), touch, changed)?;
+            self.record_touched(&key, &attributes, recorded_path(file)?, touch, changed)?;
             self.epoch.is_touched = true;
         }
         let old = self.epoch.inodes.get_mut(&id).expect("it was inserted if it was not there");

@@ -30,17 +30,17 @@ use super::answer::Answer;
 use super::calls::Call;
 use super::marks::ContentSource;
 use super::state::State;
-use crate::error::Result;
+use crate::error::{Result, UndoError};
 
 /// The time between a failed read of events and the next read. A read fails if descriptors or memory are missing, and
 /// other threads may release some in this time.
 const RETRY: Duration = Duration::from_millis(1);
 /// The time to wait for an event while another thread holds the lock. Most records take about this time, so the lock is
 /// probably free afterwards.
-const LOCK_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000 };
+const LOCK_POLL: Duration = Duration::from_micros(20);
 
-/// Maximum time for which a call waits because this program lacks descriptors or memory, and the time between two
-/// attempts.
+/// Maximum time for which a call or event waits because this program lacks descriptors or memory, and the time between
+/// two attempts.
 const SHORTAGE_MAX: Duration = Duration::from_secs(5);
 const SHORTAGE_POLL: Duration = Duration::from_millis(10);
 const DEFECT: &str = "a change was not recorded because of a defect in undying";
@@ -231,22 +231,42 @@ pub(super) fn answer_events(shared: &Shared) {
             continue;
         }
         let state = receiver.lock();
-        match (receiver.failure.take(), receiver.queue.pop_front()) {
-            (Some(why), event) => {
-                or_break(state, |state| state.break_epoch(&why));
-                receiver.queue.extend(event);
+        if let Some(why) = receiver.failure.take() {
+            or_break(state, |state| state.break_epoch(&why));
+        } else if let Some(mut waiting) = receiver.queue.pop_front() {
+            let mut answer = Answer::Given;
+            or_break(state, |state| answer = waiting.record(state));
+            match answer {
+                Answer::Given => waiting.event.allow(),
+                Answer::Later => {
+                    // Other events need not wait for this event.
+                    receiver.queue.push_back(waiting);
+                    receiver.pause();
+                }
             }
-            (None, Some(event)) => {
-                or_break(state, |state| {
-                    let range =
-                        event.range().map(|EventRange { offset, length }| (offset.get(), length.get()));
-                    let outcome = state.event(event.file().as_fd(), range);
-                    state.or_break(outcome, "the content of a file");
-                });
-                event.allow();
-            }
-            (None, None) => {}
         }
+    }
+}
+
+/// An event that waits for an answer.
+struct Waiting<'a> {
+    event: Event<'a>,
+    /// The time of the last attempt, if an attempt has failed because of a shortage.
+    limit: Option<Deadline>,
+}
+
+impl Waiting<'_> {
+    /// Records the content that is about to change.
+    fn record(&mut self, state: &mut State) -> Answer {
+        let range = self.event.range().map(|EventRange { offset, length }| (offset.get(), length.get()));
+        let outcome = state.event(self.event.file().as_fd(), range);
+        if outcome.as_ref().is_err_and(UndoError::is_shortage)
+            && !self.limit.get_or_insert_with(|| Deadline::after(SHORTAGE_MAX)).has_passed()
+        {
+            return Answer::Later;
+        }
+        state.or_break(outcome, "the content of a file");
+        Answer::Given
     }
 }
 
@@ -261,7 +281,7 @@ struct Receiver<'a> {
     reader: EventReader<'a>,
     own: Pid,
     /// Events that other programs have caused.
-    queue: VecDeque<Event<'a>>,
+    queue: VecDeque<Waiting<'a>>,
     /// The error, if the last read of an event has failed.
     failure: Option<String>,
 }
@@ -271,7 +291,7 @@ impl<'a> Receiver<'a> {
     fn receive(&mut self) {
         match self.reader.receive() {
             Ok(Some(event)) if event.pid() == self.own => event.allow(),
-            Ok(event) => self.queue.extend(event),
+            Ok(event) => self.queue.extend(event.map(|event| Waiting { event, limit: None })),
             Err(error) => {
                 self.failure = Some(error.to_string());
                 std::thread::sleep(RETRY);
@@ -284,17 +304,28 @@ impl<'a> Receiver<'a> {
             match self.shared.state.try_lock() {
                 Ok(state) => return state,
                 Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) if self.has_event() => self.receive(),
+                Err(TryLockError::WouldBlock) if self.has_event(LOCK_POLL) => self.receive(),
                 Err(TryLockError::WouldBlock) => {}
             }
         }
     }
 
-    /// Reports whether an event is available. Waits for an event at most for `LOCK_POLL`.
-    fn has_event(&self) -> bool {
+    /// Waits for the next attempt to record.
+    fn pause(&mut self) {
+        let end = Deadline::after(SHORTAGE_POLL);
+        while !end.has_passed() {
+            if self.has_event(end.left()) {
+                self.receive();
+            }
+        }
+    }
+
+    /// Reports whether an event is available. Waits for an event at most for the time `wait`.
+    fn has_event(&self, wait: Duration) -> bool {
         let mut events = [PollFd::from_borrowed_fd(self.shared.events.as_fd(), PollFlags::IN)];
+        let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
         // If the wait fails, no event is available.
-        self.reader.has_read() || poll(&mut events, Some(&LOCK_POLL)).is_ok_and(|ready| ready > 0)
+        self.reader.has_read() || poll(&mut events, Some(&wait)).is_ok_and(|ready| ready > 0)
     }
 }
 

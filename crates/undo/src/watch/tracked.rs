@@ -281,8 +281,8 @@ impl State {
         if start >= end {
             return Ok(());
         }
-        for (from, to) in pages.save(first, end.div_ceil(PAGE)) {
-            let (from, to) = (from * PAGE, (to * PAGE).min(end));
+        for (first, last) in pages.gaps(first, end.div_ceil(PAGE)) {
+            let (from, to) = (first * PAGE, (last * PAGE).min(end));
             let content = &bytes[(from - start) as usize..(to - start) as usize];
             self.epoch.is_touched = true;
             if content.iter().all(|byte| *byte == 0) {
@@ -290,6 +290,7 @@ impl State {
             } else {
                 self.log.range(number, from, content)?;
             }
+            pages.note(first, last);
         }
         Ok(())
     }

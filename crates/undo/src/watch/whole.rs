@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::fs::Stat;
 
-use super::descriptors::{data_behind, reopen};
+use super::descriptors::{data_behind, is_shortage, reopen};
 use super::epoch::{Content, Id, Pages, Part};
 use super::state::State;
 use super::watched::Mark;
@@ -92,9 +92,11 @@ impl Keeping for Clone {
         let source = reopen(file)?;
         let Some(mount) = state.file_systems.mount(found.st_dev) else { return Ok(false) };
         let (target, path) = state.keep.file_near(mount)?;
-        if rustix::fs::ioctl_ficlone(&target, &source).is_err() {
-            // No further clone is tried on this file system.
-            state.file_systems.note_no_clone(found.st_dev);
+        if let Err(errno) = rustix::fs::ioctl_ficlone(&target, &source) {
+            if !is_shortage(errno) {
+                // No further clone is tried on this file system.
+                state.file_systems.note_no_clone(found.st_dev);
+            }
             state.keep.remove(&path)?;
             return Ok(false);
         }
