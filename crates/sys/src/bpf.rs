@@ -39,6 +39,9 @@ const SLEEPABLE: u32 = 1 << 4;
 /// Licence of the programs. The helpers that read kernel memory require a licence that is compatible with the
 /// kernel's licence.
 const LICENCE: &CStr = c"Dual MIT/GPL";
+/// Maximum number of attempts to load a program. The check of a program ends with EAGAIN if a signal or other work
+/// waits for the thread.
+const LOAD_TRIES_MAX: u32 = 100;
 /// Maximum number of entries that one call of `Map::entries` reads at a time.
 const BATCH: usize = 512;
 
@@ -171,8 +174,14 @@ fn load(kind: u32, flags: u32, code: &[Instruction]) -> std::result::Result<Owne
         flags,
         ..LoadArguments::default()
     };
-    // SAFETY: the pointers lead to `instructions` instructions and to a string, which all outlive the call.
-    unsafe { bpf(PROG_LOAD, &mut arguments) }.map(owned)
+    let mut tries = 0;
+    loop {
+        // SAFETY: the pointers lead to `instructions` instructions and to a string, which all outlive the call.
+        match unsafe { bpf(PROG_LOAD, &mut arguments) } {
+            Err(Errno::EAGAIN) if tries < LOAD_TRIES_MAX => tries += 1,
+            outcome => return outcome.map(owned),
+        }
+    }
 }
 
 /// A program that runs when [`CalledProgram::run`] calls it.
