@@ -11,7 +11,7 @@ conditions must hold:
 - In every --judge-th round: the newest image is restored, and the restored subject finds no error in its own state.
 
 After the last round, the original subject must also find no error. Writes killed-TAG.txt. Exits with 1 if a condition
-did not hold. The test crates/cli/tests/killed.rs does the same with a simple counter program.
+did not hold. The test crates/cli/tests/all/killed.rs does the same with a simple counter program.
 """
 import json
 import os

@@ -30,7 +30,7 @@ const SILENCE: Duration = Duration::from_secs(300);
 /// Poll interval while a binary produces no output. The last lines of an ended binary must also arrive within this time.
 const LOOK: Duration = Duration::from_secs(1);
 /// The packages with the longest tests. They begin first, so that no lane waits for them at the end.
-const LONGEST: [&str; 2] = ["end_to_end", "guardian"];
+const LONGEST: [&str; 3] = ["cli", "end_to_end", "guardian"];
 
 /// A built test binary.
 #[derive(Debug)]

@@ -1,8 +1,12 @@
 //! Tests of descriptors that `undying` passes on to the subject (a protected process tree): the pipe of a jobserver, a
 //! listening socket, a log.
+//!
+//! Every program that this process starts inherits these descriptors. Therefore the test has its own process.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
+#[path = "all/common/mod.rs"]
+#[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
 
 use std::fs::File;
@@ -11,10 +15,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use common::{Counter, Lab, supported, until, wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::FdFlags;
 use rustix::process::Signal;
+
+use common::{Counter, Lab, supported, until, wait};
 
 /// Longer than a round of the counter on a loaded machine. A counter without progress in this time waits for a token.
 const QUIET: Duration = Duration::from_millis(300);
@@ -87,7 +92,6 @@ fn wait_for_checkpoints(lab: &Lab, count: usize) {
     });
 }
 
-/// This file contains a single test, because every program that this process starts inherits the descriptors.
 #[test]
 fn what_undying_was_started_with_comes_back_from_its_own_copy() {
     if !supported() {
@@ -128,7 +132,7 @@ fn what_undying_was_started_with_comes_back_from_its_own_copy() {
     guardian.kill().unwrap();
     wait(&mut guardian);
     again.process.signal(Signal::KILL).unwrap();
-    until("the end", || (!again.process.is_alive()).then(|| common::reap(again.pid())));
+    until("the end", || (!again.process.is_alive()).then(|| crate::common::reap(again.pid())));
     // The program has run unwatched after the death of the guardian, so its files cannot be rolled back.
     let mut restorer = lab.undying(["restore", "job", "--files", "keep"]).spawn().unwrap();
     let restored = until("the restored", || lab.guarded_counter().filter(|now| now.process != again.process));

@@ -9,7 +9,7 @@
 //! state before or in the state after publication.
 //! Does not: write or sync files. The caller writes and syncs files before publication.
 //!
-//! Proof: `crates/store/tests/power_cut.rs`, which cuts the power at every step.
+//! Proof: `crates/store/tests/all/power_cut.rs`, which cuts the power at every step.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 //! opened. The checks use the same descriptor that is used afterwards.
 //! Does not: check the content; checksums do. Checksums detect damage, but not deliberate changes.
 //!
-//! Proof: `tests/trust.rs`.
+//! Proof: `tests/all/trust.rs`.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -1,0 +1,36 @@
+//! Tests of the command line. One program contains all of them, because each test program must be linked.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod accepted;
+mod bad_input;
+mod by_hand;
+mod chain;
+mod child_signal;
+mod common;
+mod connections;
+mod disk_full;
+mod files;
+mod foreground;
+mod heart;
+mod history;
+mod journald;
+mod kept_connections;
+mod killed;
+mod lazy;
+mod mapped;
+mod metrics;
+mod packaging;
+mod planted;
+mod policies;
+mod reload;
+mod requests;
+mod rewind;
+mod rights;
+mod run;
+mod supervision;
+mod system;
+mod terminal;
+mod top;
+mod verbs;
+mod warm;
