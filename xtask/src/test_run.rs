@@ -53,7 +53,9 @@ pub(crate) struct Results {
 /// Builds all test binaries with the given cargo command. Returns `None` if the build fails.
 pub(crate) fn build(mut cargo: Command) -> Result<Option<Vec<TestBinary>>, Failure> {
     let describe = |source| Failure::Command { command: "cargo test --no-run".to_owned(), source };
-    cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    // Without the examples, which contain no test.
+    cargo.args(["test", "--workspace", "--lib", "--bins", "--tests", "--no-run"]);
+    cargo.arg("--message-format=json-render-diagnostics");
     let mut child = cargo.stdout(Stdio::piped()).spawn().map_err(describe)?;
     let output = child.stdout.take().expect("the pipe was requested with the command");
     let mut binaries = Vec::new();

@@ -178,12 +178,12 @@ fn cut_at_any_step(seeds: u64, segments: Segments) {
 
 #[test]
 fn a_power_cut_at_any_step_leaves_the_newest_commit() {
-    cut_at_any_step(rounds(300, 5_000), Segments::Plain);
+    cut_at_any_step(rounds(150, 5_000), Segments::Plain);
 }
 
 #[test]
 fn a_power_cut_while_segments_are_compressed_leaves_the_newest_commit() {
-    cut_at_any_step(rounds(300, 5_000), Segments::Compressed);
+    cut_at_any_step(rounds(150, 5_000), Segments::Compressed);
 }
 
 #[test]
