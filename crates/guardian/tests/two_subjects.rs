@@ -33,7 +33,7 @@ const TERM: rustix::process::Signal = rustix::process::Signal::TERM;
 
 /// Returns the number of deaths of each subject.
 fn kills() -> usize {
-    rounds(12, 100)
+    rounds(6, 100)
 }
 
 fn main() -> ExitCode {

@@ -78,7 +78,7 @@ fn failed_marks_of_a_restore_lose_no_change() {
 
 #[test]
 fn a_build_two_tables_and_a_database_leave_the_files_of_an_uninterrupted_run() {
-    short_form("rewind.py", &["--quick"], &["make", "ar"]);
+    short_form("rewind.py", &["--quick", "--kills", "2"], &["make", "ar"]);
 }
 
 #[test]
