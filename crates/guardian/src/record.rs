@@ -301,6 +301,10 @@ pub struct ConnectionsReport {
     /// back with the program (level L3 in `docs/operating/channels.md`).
     #[serde(default)]
     pub held: usize,
+    /// Number of sockets at the last checkpoint whose output is not held although the output of other sockets is held:
+    /// UDP sockets without a peer, and listening Unix sockets.
+    #[serde(default)]
+    pub unheld: usize,
     /// Number of connections that were rolled back to a checkpoint, counted since the start of the guardian.
     #[serde(default)]
     pub rewound: u64,

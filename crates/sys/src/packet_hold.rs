@@ -17,6 +17,7 @@
 //! Fallback: none; components whose output must be held are refused, and the error names the component
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use model::{Fd, Pid, Tid};
@@ -70,6 +71,8 @@ pub struct PacketHold {
     mark: SocketMark,
     /// The packet of the last message that `queued` has received.
     last: Mutex<Option<PacketNumber>>,
+    /// Number of sockets whose output is not held.
+    unheld: AtomicUsize,
     /// The socket that owns the tables. The kernel removes the tables when the socket is closed.
     _tables: Wire,
 }
@@ -114,13 +117,25 @@ impl PacketHold {
         let mark = SocketMark(MARKS | u32::from(number));
         let tables = Wire::open(NAME)?;
         table::make(&tables, mark.0, number)?;
-        Ok(Self { queue, number, mark, last: Mutex::new(None), _tables: tables })
+        Ok(Self { queue, number, mark, last: Mutex::new(None), unheld: AtomicUsize::new(0), _tables: tables })
     }
 
     /// Returns the mark of the sockets whose packets are held.
     #[must_use]
     pub fn mark(&self) -> SocketMark {
         self.mark
+    }
+
+    /// Notes how many sockets of the program can send output that this queue does not hold: UDP sockets and Unix
+    /// sockets.
+    pub fn note_unheld(&self, count: usize) {
+        self.unheld.store(count, Ordering::Relaxed);
+    }
+
+    /// Returns the last number of [`Self::note_unheld`].
+    #[must_use]
+    pub fn unheld(&self) -> usize {
+        self.unheld.load(Ordering::Relaxed)
     }
 
     /// Returns the packet that was queued last. This packet may already have been released or dropped.

@@ -121,8 +121,17 @@ fn tell_slices(subject: &SubjectReport) {
 /// Reports the connections that survive the death of the subject.
 fn tell_connections(subject: &SubjectReport) {
     let (name, connections) = (&subject.facts.name, subject.facts.connections);
-    let ConnectionsReport { idle, kept, ended, held, rewound } = connections;
-    if subject.state.is_watched() && connections != ConnectionsReport::default() {
+    let ConnectionsReport { idle, kept, ended, held, unheld, rewound } = connections;
+    if !subject.state.is_watched() {
+        return;
+    }
+    if unheld > 0 {
+        print::say(format_args!(
+            "{name}: the program can forget answers that a peer has: output of {unheld} UDP or Unix socket{} is not held",
+            if unheld == 1 { "" } else { "s" }
+        ));
+    }
+    if (ConnectionsReport { unheld: 0, ..connections }) != ConnectionsReport::default() {
         print::say(format_args!(
             "{name}: connections that survive a death now: {held} with held output, {idle} idle; at earlier deaths, {rewound} \
              continued from the checkpoint, {kept} stayed open, {ended} ended"

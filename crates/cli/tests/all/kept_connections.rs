@@ -301,6 +301,30 @@ fn the_first_reply_of_a_new_server_waits_for_a_checkpoint() {
     system.down();
 }
 
+#[test]
+fn sockets_whose_output_is_not_held_are_reported() {
+    const SCRIPT: &str = r#"exec python3 -c '
+import os, socket, time
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+datagrams.bind(("127.0.0.1", 0))
+local = socket.socket(socket.AF_UNIX)
+local.bind("local")
+local.listen()
+served = socket.create_server(("127.0.0.1", 0))
+while not os.path.exists("stop"):
+    time.sleep(0.02)
+'"#;
+    if !can_hold() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &["--output", "committed", "--files", "rewind"], SCRIPT);
+    until("the sockets", || (guarded.status()["connections"]["unheld"] == 2).then_some(()));
+    let said = lab.say(["status", "job"]).stderr;
+    assert!(said.contains("can forget answers that a peer has: output of 2 UDP or Unix sockets"), "{said}");
+    assert_eq!(guarded.end(), 0);
+}
+
 /// A listener of MPTCP accepts plain TCP connections, too. A service manager passes a listener to the program.
 #[test]
 fn the_first_reply_waits_whatever_the_listener_is() {

@@ -384,6 +384,15 @@ fn what_was_moved_aside_is_listed_and_put_back() {
     let gone = gone.unwrap_or_else(|| panic!("nothing is aside: {rows:?}"));
     let path = Path::new(gone["path"].as_str().unwrap());
     assert!(lab.say(["files", "job"]).stdout.contains(gone["path"].as_str().unwrap()));
+    let (parent, moved, elsewhere) = (path.parent().unwrap(), lab.path("moved"), lab.path("elsewhere"));
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::fs::rename(parent, &moved).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, parent).unwrap();
+    let said = lab.say(["files", "job", "--put-back", gone["path"].as_str().unwrap()]);
+    assert_ne!(said.code, Some(0), "{said:?}");
+    assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 0, "the link was followed");
+    std::fs::remove_file(parent).unwrap();
+    std::fs::rename(&moved, parent).unwrap();
     let said = lab.say(["files", "job", "--put-back", gone["path"].as_str().unwrap()]);
     assert_eq!(said.code, Some(0), "{said:?}");
     let name = path.strip_prefix(lab.path("data")).unwrap();

@@ -50,6 +50,8 @@ struct Shared {
     /// Holds back the packets that the sockets send. A packet is held back until a checkpoint contains the state in
     /// which the packet was sent. `None` if packets are not held back.
     hold: RefCell<Option<Arc<PacketHold>>>,
+    /// Number of sockets that can answer peers and whose output `hold` does not hold back, seen in this pause.
+    unheld: Cell<usize>,
     /// The last packet that was in the queue of `hold` when the pause began.
     held_through: Cell<Option<PacketNumber>>,
     may_repair: Cell<Option<bool>>,
@@ -79,6 +81,7 @@ impl Sockets {
     pub fn begin_pause(&self) {
         self.0.ends.borrow_mut().clear();
         self.0.kept.borrow_mut().begin_pause();
+        self.0.unheld.set(0);
         // The sockets are read after this call. Their state in this pause therefore includes all packets that are
         // already in the queue.
         let hold = self.0.hold.borrow();
@@ -95,6 +98,11 @@ impl Sockets {
     /// back.
     pub(crate) fn mark(&self) -> Option<SocketMark> {
         self.0.hold.borrow().as_ref().map(|hold| hold.mark())
+    }
+
+    /// Counts a socket that can answer peers and whose output is not held back. Called inside the pause.
+    pub(crate) fn note_unheld(&self) {
+        self.0.unheld.update(|count| count + 1);
     }
 
     /// Returns the last packet that was in the queue of held packets when the last pause began.
@@ -115,6 +123,9 @@ impl Sockets {
     /// receive the end of the connection, because the duplicate is still open.
     #[must_use]
     pub fn take_connections(&self) -> Vec<Arc<OwnedFd>> {
+        if let Some(hold) = &*self.0.hold.borrow() {
+            hold.note_unheld(self.0.unheld.get());
+        }
         self.0.kept.borrow_mut().take()
     }
 

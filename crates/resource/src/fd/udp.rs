@@ -33,6 +33,7 @@ use super::socket_family::{
     AF_INET, AF_INET6, Family, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, IPPROTO_UDPLITE, SOCK_DGRAM, SOL_SOCKET,
 };
 use super::socket_options::{self, Fresh, Options, RECEIVE_BUFFER, REUSE_PORT, make_room};
+use super::sockets::Sockets;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::label;
@@ -91,6 +92,7 @@ struct Datagram {
 struct Capture {
     family: Family,
     inherited: Option<InheritedSocket>,
+    sockets: Sockets,
     diag: Rc<SockDiag>,
     fresh: Rc<Fresh>,
     seen: Vec<Seen>,
@@ -126,6 +128,7 @@ impl FdKind for Udp {
         Ok(Box::new(Capture {
             family: Family::of(description)?,
             inherited: InheritedSocket::of(description, scope),
+            sockets: scope.sockets.clone(),
             diag: scope.sockets.diag()?,
             fresh: scope.sockets.fresh(Family::of(description)?)?,
             seen: Vec::new(),
@@ -169,13 +172,18 @@ impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         let socket = description.as_fd();
         self.state = State { family: self.family, inherited: self.inherited, ..State::default() };
+        let peer = socket::peer(socket)?;
+        if peer.is_none() {
+            // A client usually connects its socket. A server answers each peer through the same socket.
+            self.sockets.note_unheld();
+        }
         if self.inherited.is_some() {
             return Ok(());
         }
         let shut = self.diag.shut_halves(self.family.domain, self.family.protocol, description.inode())?;
         self.state.options = Options::read(socket, &self.fresh)?;
         self.state.local = socket::local(socket)?.0;
-        self.state.peer = socket::peer(socket)?.unwrap_or_default().0;
+        self.state.peer = peer.unwrap_or_default().0;
         self.state.shut = u32::from(shut.unwrap_or(0));
         self.state.memberships = multicast::read(socket, self.family)?;
         // If receiving is shut down, the program cannot read the unread datagrams. They cannot be peeked either.

@@ -228,6 +228,7 @@ impl Guard {
                 output.unusable(sequence);
             }
             self.voice.record.facts.connections.held = output.connections();
+            self.voice.record.facts.connections.unheld = output.hold().unheld();
         }
         let answer = match &self.files.deferred_now {
             Some(why) if !is_used => {

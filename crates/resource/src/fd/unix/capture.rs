@@ -24,6 +24,7 @@ use super::super::scope::CaptureScope;
 use super::super::socket_events::events;
 use super::super::socket_family::{Family, SOCK_DGRAM, SOCK_STREAM};
 use super::super::socket_options::{Fresh, Options};
+use super::super::sockets::Sockets;
 use super::names;
 use super::queue;
 use super::state::{Listener, NAME, Peer, Queued, Sender, State};
@@ -37,6 +38,7 @@ pub(super) const URGENT_FIX: &str = "retry when the program has read it";
 pub(super) struct Capture {
     family: Family,
     inherited: Option<InheritedSocket>,
+    sockets: Sockets,
     diag: Rc<SockDiag>,
     fresh: Rc<Fresh>,
     options: Options,
@@ -52,6 +54,7 @@ impl Capture {
         Ok(Self {
             family,
             inherited,
+            sockets: scope.sockets.clone(),
             diag: scope.sockets.diag()?,
             fresh: scope.sockets.fresh(family)?,
             options: Options::default(),
@@ -164,6 +167,9 @@ impl FdCapture for Capture {
             return Ok(());
         }
         self.socket = look_up(&self.diag, description)?;
+        if self.socket.state == sock_diag::LISTENING {
+            self.sockets.note_unheld();
+        }
         self.options = Options::read(description, &self.fresh)?;
         if is_urgent(description)? {
             return Err(ResourceError::Unsupported {
