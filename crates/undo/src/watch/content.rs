@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use rustix::fs::{FileType, OFlags, Stat};
 
-use super::descriptors::{duplicate, is_shortage, key_of, recorded_path, reopen, stat};
+use super::descriptors::{duplicate, key_of, recorded_path, reopen, stat};
 use super::epoch::{Content, Old, Pages, Part};
-use super::paths::{Entry, path_of};
+use super::paths::{Entry, is_shortage, path_of};
 use super::state::{CHUNK, State};
 use super::watched::Mark;
 use crate::error::Result;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
-use super::paths::{path_of, try_path_of};
+use super::paths::{is_shortage, path_of, try_path_of};
 use crate::error::{Result, UndoError};
 use crate::key::FileKey;
 
@@ -30,11 +30,6 @@ pub(super) fn recorded_path(file: BorrowedFd<'_>) -> Result<PathBuf> {
         Err(errno) if is_shortage(errno) => Err(sys::Error::new("read the path of a file", errno).into()),
         found => Ok(found.unwrap_or_default()),
     }
-}
-
-/// Reports whether a call failed because this program lacks descriptors or memory.
-pub(super) fn is_shortage(errno: Errno) -> bool {
-    sys::Errno::from(errno).is_shortage()
 }
 
 /// Returns the key of an open file.

@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::descriptors::{duplicate, is_shortage};
+use super::descriptors::duplicate;
 use super::marks::ContentSource;
-use super::paths;
+use super::paths::{self, is_shortage};
 use crate::error::Result;
 use crate::key::FileKey;
 

@@ -77,6 +77,11 @@ pub(super) fn read(thread: Tid, at: Address) -> Result<PathBuf, Errno> {
     Err(Errno::NAMETOOLONG)
 }
 
+/// Reports whether a call failed because this program lacks descriptors or memory.
+pub(super) fn is_shortage(errno: Errno) -> bool {
+    sys::Errno::from(errno).is_shortage()
+}
+
 /// Reads memory of a thread. The error is EFAULT if the kernel cannot read the memory either.
 pub(super) fn memory(thread: Tid, at: Address, buffer: &mut [u8]) -> Result<(), Errno> {
     process_memory::read(Pid(thread.get()), at, buffer).map_err(|error| {
@@ -215,9 +220,12 @@ const MADE_UP: [u64; 16] = [
     0x0904_1934, // anonymous inodes
 ];
 
-/// Reports whether a directory is in /proc, where links lead to open files.
+/// Reports whether a directory is in /proc, where links lead to open files. Some file systems do not answer fstatfs(2).
 fn is_magic(directory: &OwnedFd) -> Result<bool, Errno> {
-    Ok(rustix::fs::fstatfs(directory)?.f_type as u64 == PROC)
+    match rustix::fs::fstatfs(directory) {
+        Err(errno) if is_shortage(errno) => Err(errno),
+        found => Ok(found.is_ok_and(|system| system.f_type as u64 == PROC)),
+    }
 }
 
 /// Reports whether a file is on a file system whose content the kernel generates.

@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use rustix::fs::Stat;
 
-use super::descriptors::{data_behind, is_shortage, reopen};
+use super::descriptors::{data_behind, reopen};
 use super::epoch::{Content, Id, Pages, Part};
+use super::paths::is_shortage;
 use super::state::State;
 use super::watched::Mark;
 use crate::error::Result;

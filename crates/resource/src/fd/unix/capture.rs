@@ -11,6 +11,7 @@ use std::sync::Arc;
 use model::{Fd, Inode, Pid};
 use prost::Message;
 use rustix::event::PollFlags;
+use rustix::net::sockopt;
 use sys::sock_diag::{self, SockDiag, UnixSocket};
 use sys::socket;
 use sys::{Errno, Error};
@@ -164,6 +165,9 @@ impl Capture {
 impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         if self.inherited.is_some() {
+            if sockopt::socket_acceptconn(description.as_fd()).unwrap_or(false) {
+                self.sockets.note_unheld();
+            }
             return Ok(());
         }
         self.socket = look_up(&self.diag, description)?;
