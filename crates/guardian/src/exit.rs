@@ -209,6 +209,7 @@ fn of_undo(error: &UndoError) -> ExitCode {
         UndoError::Conflict { .. }
         | UndoError::Denied { .. }
         | UndoError::Fixed { .. }
+        | UndoError::Leased { .. }
         | UndoError::Lost { .. }
         | UndoError::HalfBack { .. }
         | UndoError::PowerCut { .. }

@@ -34,6 +34,14 @@ pub fn boottime() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
+/// Returns the time that the kernel stores as the time of a change of a file. This time advances with the ticks of the
+/// kernel, and is up to 10 ms behind the calendar time.
+#[must_use]
+pub fn of_changes() -> SystemTime {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    SystemTime::UNIX_EPOCH + Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
 /// Returns the id of this boot of the kernel; an empty text without procfs.
 #[must_use]
 pub fn boot_id() -> String {

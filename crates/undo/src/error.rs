@@ -143,6 +143,20 @@ pub enum UndoError {
         paths: Vec<PathBuf>,
     },
 
+    /// Another program holds leases (fcntl(2), F_SETLEASE) on files and does not give them up. The rollback has changed
+    /// nothing.
+    ///
+    /// Row: undo-leased
+    #[error(
+        "cannot roll back files on which another program holds a lease: {}\nhelp: end that program (see `lslocks`) and \
+         restore again; or wait for the end of the leases and roll back: --files force",
+        listed(paths)
+    )]
+    Leased {
+        /// The paths of the files.
+        paths: Vec<PathBuf>,
+    },
+
     /// A file must be created again, but the log does not contain the content of the file. The rollback has changed
     /// nothing.
     ///

@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Once;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use model::{ByteCount, Fd, Sequence};
@@ -523,19 +523,103 @@ fn failed_calls_do_not_bring_a_set_user_id_bit_back() {
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o755);
 }
 
+/// Starts a program that changes the file `open`, which belongs to root.
+fn changed_file(place: &Path) -> (PathBuf, Watch, Subject) {
+    let root = victims(place);
+    fs::set_permissions(root.join("open"), Permissions::from_mode(0o666)).unwrap();
+    let watch = watch(place);
+    let mut subject = Subject::start(&watch, "failing.py", &[root.to_str().unwrap()]);
+    assert_eq!(subject.next(), "open");
+    assert_eq!(subject.next(), "done");
+    (root, watch, subject)
+}
+
+/// The kernel stores times of changes in ticks of up to 10 ms.
+#[test]
+fn a_change_directly_after_the_end_is_a_conflict() {
+    if let Some(missing) = unsupported() {
+        return println!("unsupported: {missing}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (root, watch, subject) = changed_file(place.path());
+    subject.kill();
+    let ticking = place.path().join("ticking");
+    let time = || {
+        fs::write(&ticking, "").unwrap();
+        ticking.metadata().unwrap().ctime_nsec()
+    };
+    let before = time();
+    while time() == before {}
+    watch.subject_ended().unwrap();
+    fs::write(root.join("open"), "by root").unwrap();
+    let error = watch.go_back(Sequence(0), &[]).unwrap_err();
+    assert!(matches!(&error, UndoError::Conflict { .. }), "{error}");
+}
+
+/// Takes a lease on a file. After the first request of the kernel, the holder runs `answer`.
+struct LeaseHolder(Child);
+
+impl LeaseHolder {
+    fn take(path: &Path, answer: &str) -> Self {
+        let script = format!(
+            "import fcntl, signal, sys, time\n\
+             file = open(sys.argv[1])\n\
+             def asked(*_):\n\x20   {answer}\n\
+             signal.signal(signal.SIGIO, asked)\n\
+             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)\n\
+             print(flush=True)\n\
+             while True: time.sleep(1)"
+        );
+        let mut command = Command::new("python3");
+        let mut child = command.args(["-c", &script]).arg(path).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "\n", "no lease");
+        Self(child)
+    }
+}
+
+impl Drop for LeaseHolder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The kernel would make each open of a leased file wait for up to 45 s.
+#[test]
+fn a_lease_of_another_program_delays_a_rollback_for_seconds_at_most() {
+    const AT_MOST: Duration = Duration::from_secs(20);
+    if let Some(missing) = unsupported() {
+        return println!("unsupported: {missing}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (root, watch, subject) = changed_file(place.path());
+    let path = root.join("open");
+    subject.kill();
+    watch.subject_ended().unwrap();
+    let before = picture(&root);
+    let began = Instant::now();
+    {
+        let _holder = LeaseHolder::take(&path, "pass");
+        let error = watch.go_back(Sequence(0), &[]).unwrap_err();
+        assert!(matches!(&error, UndoError::Leased { paths } if *paths == [path.clone()]), "{error}");
+    }
+    assert!(before == picture(&root));
+    let _holder = LeaseHolder::take(&path, "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)");
+    watch.go_back(Sequence(0), &[]).unwrap();
+    assert!(began.elapsed() < AT_MOST, "{:?}", began.elapsed());
+    assert_eq!(fs::read(&path).unwrap(), b"at first");
+}
+
 #[test]
 fn a_file_that_the_subject_may_not_write_any_more_is_not_rolled_back() {
     if let Some(missing) = unsupported() {
         return println!("unsupported: {missing}");
     }
     let place = tempfile::tempdir().unwrap();
-    let root = victims(place.path());
+    let (root, watch, subject) = changed_file(place.path());
     let path = root.join("open");
-    fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
-    let watch = watch(place.path());
-    let mut subject = Subject::start(&watch, "failing.py", &[root.to_str().unwrap()]);
-    assert_eq!(subject.next(), "open");
-    assert_eq!(subject.next(), "done");
     fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     fs::write(&path, "a secret").unwrap();
     let before = picture(&root);

@@ -151,6 +151,15 @@ impl FileSystem for DiskFiles {
         Ok(statx.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND))
     }
 
+    fn is_leased(&self, node: &Node) -> Result<bool> {
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        match rustix::fs::open(link_of(node), flags, Mode::empty()) {
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            // Any other error is reported by the step that writes to the file.
+            _ => Ok(false),
+        }
+    }
+
     fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Option<Node>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat(directory, name, flags, Mode::empty()) {

@@ -73,6 +73,8 @@ pub(crate) trait FileSystem {
     fn permits(&self, node: &Self::Node, rights: &Rights, access: Access) -> Result<bool>;
     /// Reports whether an inode is immutable or append-only, so that no program can set it back (chattr(1)).
     fn is_fixed(&self, node: &Self::Node) -> Result<bool>;
+    /// Reports whether a process holds a lease on a file, and asks this process to give the lease up. Does not wait.
+    fn is_leased(&self, node: &Self::Node) -> Result<bool>;
     /// Returns the inode that a name leads to.
     fn lookup(&self, directory: &Self::Node, name: &[u8]) -> Result<Option<Self::Node>>;
     /// Returns the parent of a directory, and the name of the directory in the parent. Returns `None` for a root.

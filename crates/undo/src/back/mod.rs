@@ -24,6 +24,7 @@ mod aside;
 mod attributes;
 mod disk;
 pub(crate) mod files;
+mod lease;
 mod permission;
 mod put_back;
 #[cfg(test)]
@@ -252,6 +253,10 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     let paths = permission::fixed(files, &rollback.target, &survey)?;
     if !paths.is_empty() {
         return Err(UndoError::Fixed { paths });
+    }
+    let paths = if is_forced { Vec::new() } else { lease::held(files, &rollback.target, &survey)? };
+    if !paths.is_empty() {
+        return Err(UndoError::Leased { paths });
     }
     let is_durable = durability == Durability::PowerCut;
     if is_durable {

@@ -54,7 +54,7 @@ use std::time::Duration;
 
 use model::{ByteCount, Sequence};
 use rustix::fs::{Mode, OFlags};
-use sys::clock::Clock;
+use sys::clock::{self, Clock, Deadline};
 use sys::features::{self, Feature};
 use sys::listener_holder::ListenerHolder;
 use sys::socket_call::CallHandler;
@@ -74,6 +74,10 @@ use crate::log::keep::KeepPlaces;
 
 pub use self::notice::Notice;
 pub use self::reports::CallReports;
+
+/// Maximum length of a tick of the kernel, with a margin. Times of changes advance with the ticks.
+const TICK_MAX: Duration = Duration::from_millis(20);
+const TICK_PART: Duration = Duration::from_micros(500);
 
 /// Options of a watch.
 #[derive(Clone, Debug)]
@@ -295,7 +299,7 @@ impl Watch {
     /// The end cannot be recorded now. The caller calls this method again. Without the record, a rollback cannot tell
     /// later changes by other programs from changes by the subject.
     pub fn subject_ended(&self) -> Result<()> {
-        let now = self.options.clock.wall().into();
+        let now = self.options.clock.wall();
         let length = |file: &OwnedFd| {
             let stat = rustix::fs::fstat(file).ok()?;
             Some((stat.st_dev, stat.st_ino, stat.st_size as u64))
@@ -303,11 +307,17 @@ impl Watch {
         let lengths: Vec<_> = self.shared_files.iter().filter_map(length).collect();
         let mut state = self.shared.state();
         state.watched.mapped.stop();
-        match state.log.ended(now, &lengths) {
+        match state.log.ended(now.into(), &lengths) {
             Err(UndoError::Kernel(error)) if state.epoch.broken.is_none() => return Err(error.into()),
             outcome => state.or_break(outcome, "the time of the end"),
         }
         state.boundaries.durable.ended();
+        drop(state);
+        // A change in the same tick of the kernel would get an earlier time than the end.
+        let tick = Deadline::after(TICK_MAX);
+        while clock::of_changes() <= now && !tick.has_passed() {
+            std::thread::sleep(TICK_PART);
+        }
         Ok(())
     }
 

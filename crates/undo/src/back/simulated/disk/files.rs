@@ -38,6 +38,10 @@ impl FileSystem for Files {
         Ok(true)
     }
 
+    fn is_leased(&self, _node: &u64) -> Result<bool> {
+        Ok(false)
+    }
+
     fn is_fixed(&self, _node: &u64) -> Result<bool> {
         Ok(false)
     }
