@@ -1,4 +1,4 @@
-//! Handles each bind(2), listen(2) and connect(2) of a component (a supervised program).
+//! Handles each bind(2), listen(2), connect(2) and connecting send of a component (a supervised program).
 //!
 //! A *held socket* is a duplicate of a listening socket that stays open when the program dies. The next incarnation
 //! (run of the program) *claims* the held socket by a bind(2) to its address. A *caller* is a thread whose connect(2)
@@ -55,6 +55,7 @@ impl CallHandler for Handler {
             CallKind::Bind => self.bind(reported, &call),
             CallKind::Listen => self.listen(reported, &call),
             CallKind::Connect => self.connect(reported, &call),
+            CallKind::Send => Handled::Pass,
         }
     }
 }

@@ -1,7 +1,6 @@
-//! Reads socket calls (bind, listen, connect) from the notifications of a seccomp filter.
+//! Reads socket calls (bind, listen, connect, and sends that connect) from the notifications of a seccomp filter.
 //!
-//! Owns: bind(2), listen(2) and connect(2) of x86-64, x32 and i386 as one type, and the trait for handlers of these
-//! calls.
+//! Owns: these calls of x86-64, x32 and i386 as one type, and the trait for handlers of these calls.
 //! Invariants: if the arguments of a call cannot be read completely, [`read`] returns `None`, and the kernel
 //! decides about the call.
 //! Does not: receive or answer notifications.
@@ -27,6 +26,9 @@ const SOCKETCALL: i64 = 102;
 /// words.
 const WORDS: usize = 3;
 const WORD_BYTES: usize = 4;
+/// Call numbers of sendmsg(2) and sendmmsg(2) on x32.
+const X32_SENDMSG: i64 = 518;
+const X32_SENDMMSG: i64 = 538;
 
 /// The kind of a socket call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -37,6 +39,8 @@ pub enum CallKind {
     Listen,
     /// connect(2).
     Connect,
+    /// sendto(2), sendmsg(2) or sendmmsg(2) with MSG_FASTOPEN, which connects the socket.
+    Send,
 }
 
 /// A socket call with its arguments.
@@ -46,7 +50,7 @@ pub struct SocketCall {
     pub kind: CallKind,
     /// The descriptor of the socket in the calling process.
     pub socket: Fd,
-    /// The address of bind(2) or connect(2); empty for listen(2).
+    /// The address of bind(2) or connect(2); empty for other calls.
     pub address: SocketAddress,
 }
 
@@ -105,6 +109,11 @@ pub fn kind_of(notification: &Notification) -> Option<CallKind> {
         (CallTable::X86_64 | CallTable::X32, libc::SYS_listen) | (CallTable::I386, 363) => {
             Some(CallKind::Listen)
         }
+        (
+            CallTable::X86_64 | CallTable::X32,
+            libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg | X32_SENDMSG | X32_SENDMMSG,
+        )
+        | (CallTable::I386, 345 | 369 | 370) => Some(CallKind::Send),
         // The kernel reads the request as an int.
         (CallTable::I386, SOCKETCALL) => match notification.arguments()[0] as u32 {
             2 => Some(CallKind::Bind),
@@ -138,7 +147,7 @@ pub fn read(notification: &Notification) -> Option<SocketCall> {
     };
     // The kernel reads the descriptor and the length as ints.
     let (socket, length) = (Fd(socket as i32), u64::from(length as u32));
-    if kind == CallKind::Listen {
+    if matches!(kind, CallKind::Listen | CallKind::Send) {
         return Some(SocketCall { kind, socket, address: SocketAddress::default() });
     }
     let at = if notification.table() == CallTable::I386 { u64::from(at as u32) } else { at };

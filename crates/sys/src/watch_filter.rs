@@ -6,9 +6,9 @@
 //!
 //! Owns: the classic BPF programs, their mark, and the tests of arguments.
 //! Invariants: a filter for files reports each call that can change a name, an attribute or the length of a file. A
-//! filter for channels reports bind(2), listen(2) and connect(2). A filter allows every other call
-//! (SECCOMP_RET_ALLOW). If a filter allows a call without testing an argument, the kernel can evaluate the filter
-//! for this call in advance. Since Linux 5.11, the filter then costs this call no time.
+//! filter for channels reports bind(2), listen(2), connect(2) and sends with MSG_FASTOPEN. A filter allows every
+//! other call (SECCOMP_RET_ALLOW). If a filter allows a call without testing an argument, the kernel can evaluate the
+//! filter for this call in advance. Since Linux 5.11, the filter then costs this call no time.
 //! Does not: report changes of content through a descriptor, such as write(2); `fanotify` does.
 
 mod calls;
@@ -117,7 +117,7 @@ pub struct FilterProgram {
 pub enum Reported {
     /// Calls that can change files, with bind(2) and io_uring_setup(2).
     Files,
-    /// bind(2), listen(2) and connect(2).
+    /// bind(2), listen(2), connect(2), and sends with MSG_FASTOPEN.
     Channels,
     /// The calls of `Files` and the calls of `Channels`.
     FilesAndChannels,

@@ -207,6 +207,8 @@ fn calls_of_channels_are_read_with_their_addresses() {
         unsafe {
             libc::connect(socket, address.as_ptr().cast(), 3);
             libc::listen(socket, 1);
+            libc::send(socket, address.as_ptr().cast(), 1, 0);
+            libc::send(socket, address.as_ptr().cast(), 1, libc::MSG_FASTOPEN);
             libc::bind(socket, address.as_ptr().cast(), 200);
             libc::bind(socket, std::ptr::null(), 4);
         }
@@ -223,6 +225,7 @@ fn calls_of_channels_are_read_with_their_addresses() {
     };
     read(Some((CallKind::Connect, &[1; 3])));
     read(Some((CallKind::Listen, &[])));
+    read(Some((CallKind::Send, &[])));
     read(None);
     read(None);
     thread.join().unwrap();

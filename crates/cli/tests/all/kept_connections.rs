@@ -3,7 +3,7 @@
 //! is held until a checkpoint contains it (`--output committed`), connections in use continue.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -129,7 +129,7 @@ fn connections_that_nothing_passes_through_stay_over_deaths() {
     for round in 1..=3_u64 {
         assert!(clients.iter_mut().all(Client::ask));
         guarded.await_checkpoints(4);
-        guarded.root().signal(Signal::KILL).unwrap();
+        guarded.kill_root();
         // Data that is sent to a dead program waits for the next incarnation.
         assert!(clients.iter_mut().all(Client::ask), "round {round}: {:?}\n{}", told(&lab), guarded.said());
         guarded.await_incarnation(round + 1);
@@ -272,6 +272,11 @@ fn no_reply_comes_before_a_checkpoint_has_it() {
 fn durable_at_the_first_reply(lab: &Lab) -> Option<u64> {
     let mut client = Client::connect(lab);
     assert!(client.ask());
+    durable(lab)
+}
+
+/// Returns the newest durable checkpoint.
+fn durable(lab: &Lab) -> Option<u64> {
     let rows: Value = serde_json::from_str(&lab.say(["ls", "job", "--json"]).stdout).unwrap();
     let committed = rows.as_array().unwrap().iter().filter(|row| row["committed"] == true);
     committed.filter_map(|row| row["seq"].as_u64()).max()
@@ -299,6 +304,39 @@ fn the_first_reply_of_a_new_server_waits_for_a_checkpoint() {
     let durable = durable_at_the_first_reply(&system.lab);
     assert!(durable.is_some(), "a reply of a component came before its first checkpoint");
     system.down();
+}
+
+/// With MSG_FASTOPEN, a send connects its socket, and connect(2) is not called.
+#[test]
+fn data_of_a_send_that_connects_waits_for_a_checkpoint() {
+    if !can_hold() {
+        return;
+    }
+    let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = peer.local_addr().unwrap().port();
+    for send in
+        ["s.sendto(b\"x\", socket.MSG_FASTOPEN, peer)", "s.sendmsg([b\"x\"], [], socket.MSG_FASTOPEN, peer)"]
+    {
+        let script = format!(
+            "exec python3 -c '\n\
+             import os, socket, time\n\
+             peer = (\"127.0.0.1\", {port})\n\
+             while not os.path.exists(\"go\"): time.sleep(0.002)\n\
+             s = socket.socket()\n\
+             {send}\n\
+             while not os.path.exists(\"stop\"): time.sleep(0.02)\n'"
+        );
+        let lab = Lab::new();
+        let guarded =
+            Guarded::run(&lab, &["--output", "committed", "--files", "rewind", "--every", "1s"], &script);
+        guarded.await_checkpoints(2);
+        let before = durable(&lab);
+        std::fs::write(lab.path("go"), "").unwrap();
+        let (mut stream, _) = peer.accept().unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        assert!(durable(&lab) > before, "{send}: data came before the checkpoint after {before:?}");
+        assert_eq!(guarded.end(), 0);
+    }
 }
 
 #[test]

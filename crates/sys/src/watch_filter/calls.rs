@@ -196,10 +196,29 @@ pub(super) const I386: &[(u32, When)] = &[
     (467, Always),                    // open_tree_attr
 ];
 
-/// connect(2), bind(2) and listen(2) of x86-64 and x32, by number.
-pub(super) const NATIVE_CHANNELS: &[(u32, When)] = &[(42, Always), (49, Always), (50, Always)];
+/// MSG_FASTOPEN: a send connects its socket, and connect(2) is not called.
+const CONNECTS: u32 = 0x2000_0000;
 
-/// bind(2), connect(2) and listen(2) of i386, by number. The requests 2, 3 and 4 of socketcall(2) are the same
-/// calls.
-pub(super) const I386_CHANNELS: &[(u32, When)] =
-    &[(102, OneOfThree(0, 2)), (361, Always), (362, Always), (363, Always)];
+/// Socket calls of x86-64 and x32, by number.
+pub(super) const NATIVE_CHANNELS: &[(u32, When)] = &[
+    (42, Always),            // connect
+    (44, Has(3, CONNECTS)),  // sendto
+    (46, Has(2, CONNECTS)),  // sendmsg
+    (49, Always),            // bind
+    (50, Always),            // listen
+    (307, Has(3, CONNECTS)), // sendmmsg
+    (518, Has(2, CONNECTS)), // sendmsg of x32
+    (538, Has(3, CONNECTS)), // sendmmsg of x32
+];
+
+/// Socket calls of i386, by number. The requests 2, 3 and 4 of socketcall(2) are bind(2), connect(2) and listen(2). Its
+/// requests that send have their flags in memory, which a filter cannot read.
+pub(super) const I386_CHANNELS: &[(u32, When)] = &[
+    (102, OneOfThree(0, 2)), // socketcall
+    (345, Has(3, CONNECTS)), // sendmmsg
+    (361, Always),           // bind
+    (362, Always),           // connect
+    (363, Always),           // listen
+    (369, Has(3, CONNECTS)), // sendto
+    (370, Has(2, CONNECTS)), // sendmsg
+];

@@ -245,7 +245,10 @@ fn flags_requests_and_namespaces_are_inspected() {
     assert!(native(libc::SYS_openat, with(2, RDWR_CREAT)));
 }
 
-/// Returns architecture, number and arguments of every way to call bind, connect or listen.
+const FASTOPEN: u64 = libc::MSG_FASTOPEN as u64;
+
+/// Returns architecture, number and arguments of every way to call bind, connect or listen, and of every send that
+/// connects.
 fn socket_calls() -> Vec<(u32, i64, [u64; 6])> {
     let mut calls = Vec::new();
     for number in [libc::SYS_bind, libc::SYS_connect, libc::SYS_listen] {
@@ -254,7 +257,20 @@ fn socket_calls() -> Vec<(u32, i64, [u64; 6])> {
     }
     calls.extend([361, 362, 363].map(|number| (AUDIT_ARCH_I386, number, [0; 6])));
     calls.extend([2, 3, 4].map(|request| (AUDIT_ARCH_I386, 102, with(0, request))));
+    calls.extend(sends().map(|(architecture, number, flags)| (architecture, number, with(flags, FASTOPEN))));
     calls
+}
+
+/// Returns architecture, number and argument of the flags of every way to send with flags.
+fn sends() -> impl Iterator<Item = (u32, i64, usize)> {
+    let native = [(libc::SYS_sendto, 3), (libc::SYS_sendmsg, 2), (libc::SYS_sendmmsg, 3)];
+    let x32 = [(libc::SYS_sendto, 3), (518, 2), (538, 3)];
+    let i386 = [(369, 3), (370, 2), (345, 3)];
+    let of = |architecture, number, flags| (architecture, number, flags);
+    let native = native.into_iter().map(move |(number, flags)| of(AUDIT_ARCH_X86_64, number, flags));
+    let x32 =
+        x32.into_iter().map(move |(number, flags)| of(AUDIT_ARCH_X86_64, number | i64::from(X32_BIT), flags));
+    native.chain(x32).chain(i386.into_iter().map(move |(number, flags)| of(AUDIT_ARCH_I386, number, flags)))
 }
 
 #[test]
@@ -271,10 +287,13 @@ fn channels_are_reported_by_their_filters_alone() {
         run_program(&program, architecture, number as u32, arguments) == Some(ALLOW)
     };
     // The filter must not load an argument, so that the kernel can allow these calls in advance.
-    for number in (0..500).filter(|number| ![42, 49, 50].contains(number)) {
+    for (architecture, number, flags) in sends() {
+        assert!(allows(architecture, number, Some(with(flags, libc::MSG_NOSIGNAL as u64))), "{number}");
+    }
+    for number in (0..500).filter(|number| ![42, 44, 46, 49, 50, 307].contains(number)) {
         assert!(allows(AUDIT_ARCH_X86_64, number, None), "{number}");
     }
-    for number in (0..500).filter(|number| ![102, 361, 362, 363].contains(number)) {
+    for number in (0..500).filter(|number| ![102, 345, 361, 362, 363, 369, 370].contains(number)) {
         assert!(allows(AUDIT_ARCH_I386, number, None), "{number} of i386");
     }
     for request in [1, 5, 9, 20] {

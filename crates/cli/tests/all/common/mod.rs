@@ -76,6 +76,14 @@ impl<'a> Guarded<'a> {
         self.await_incarnation(before + 1);
     }
 
+    /// Kills the root process and waits for its death. Until then, a system call that the root has begun still takes
+    /// input.
+    pub(crate) fn kill_root(&self) {
+        let root = self.root();
+        root.signal(Signal::KILL).unwrap();
+        until("the death", || (!root.is_alive()).then_some(()));
+    }
+
     /// Returns the root process.
     pub(crate) fn root(&self) -> ProcessId {
         ProcessId::of(Pid(self.status()["pid"].as_i64().unwrap() as i32)).unwrap()
