@@ -24,7 +24,7 @@ use common::{ROOMY, Subject, difference, tree, watch};
 const RECORDING: [&str; 2] = ["undying-files", "undying-content"];
 /// Calls that record a change, and that can fail because memory or descriptors are missing. Without mmap(2): an
 /// allocation that fails ends a program.
-const CALLS: [Failing; 12] = [
+const CALLS: [Failing; 14] = [
     Failing { calls: "openat", errnos: &["EMFILE", "ENFILE", "ENOMEM"], each: 20..40 },
     Failing { calls: "fcntl", errnos: &["EMFILE"], each: 20..40 },
     Failing { calls: "pread64", errnos: &["ENOMEM"], each: 5..10 },
@@ -37,6 +37,9 @@ const CALLS: [Failing; 12] = [
     Failing { calls: "name_to_handle_at", errnos: &["ENOMEM"], each: 20..40 },
     Failing { calls: "fstat,newfstatat,statx", errnos: &["ENOMEM"], each: 60..120 },
     Failing { calls: "listxattr,flistxattr,llistxattr", errnos: &["ENOMEM"], each: 5..10 },
+    Failing { calls: "fstatfs", errnos: &["ENOMEM"], each: 10..20 },
+    // The file system does not implement the call.
+    Failing { calls: "fstatfs", errnos: &["ENOSYS"], each: 1..2 },
     Failing { calls: "fanotify_mark", errnos: &["ENOMEM"], each: 10..20 },
 ];
 const STEPS: usize = 150;

@@ -260,6 +260,34 @@ while not os.path.exists("stop"):
     assert_eq!(guarded.end(), 0);
 }
 
+/// A thread that starts a program (vfork) can be stopped only after the execve(2) of the child.
+#[test]
+fn a_thread_that_cannot_be_stopped_is_named() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let script = r#"exec python3 -c '
+import os, time
+os.mkfifo("fifo")
+while not os.path.exists("spawn"):
+    time.sleep(0.01)
+opens = (os.POSIX_SPAWN_OPEN, 0, "fifo", os.O_RDONLY, 0)
+os.waitpid(os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[opens]), 0)
+while not os.path.exists("stop"):
+    time.sleep(0.01)
+'"#;
+    let guarded = Guarded::run(&lab, &[], script);
+    guarded.await_checkpoints(2);
+    std::fs::write(lab.path("spawn"), "").unwrap();
+    let late = until("a warning", || guarded.status()["late"]["reason"].as_str().map(str::to_owned));
+    let pid = guarded.status()["pid"].to_string();
+    assert!(late.contains(&format!("thread {pid} of pid {pid} waits in the kernel")), "{late}");
+    drop(std::fs::OpenOptions::new().write(true).open(lab.path("fifo")).unwrap());
+    until("the end of the warning", || guarded.status()["late"].is_null().then_some(()));
+    assert_eq!(guarded.end(), 0);
+}
+
 /// A program that opens, changes and closes a file, like a journal that is opened for each record. Each start from the
 /// beginning reads the file. The file `wrong` appears if the memory does not match the file.
 const CLOSING: &str = r#"exec python3 -c '

@@ -8,8 +8,9 @@
 
 use std::time::{Duration, Instant};
 
-use model::Sequence;
+use model::{Pid, Sequence};
 use supervise::{FileChanges, FreshReason, Prospect, RestartPolicy, State, Survey};
+use tracee::{procfs, tree};
 
 use super::super::watching::BEGINNING;
 use super::parts::Guard;
@@ -21,8 +22,27 @@ use crate::time;
 /// Checkpoints are late if none was committed for this number of intervals, and for at least [`LATE_MIN`].
 const LATE_INTERVALS: u32 = 4;
 const LATE_MIN: Duration = Duration::from_secs(2);
+/// The state of a thread in `/proc/PID/stat` that no signal and no tracer can stop.
+const UNINTERRUPTIBLE: char = 'D';
 /// Interval between two inspections while the newest checkpoint with file rollback is too old.
 const INSPECTION_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Returns a description of a thread of a tree that waits in the kernel and cannot be stopped meanwhile. Examples: a
+/// thread in vfork(2) whose child does not call execve(2), or a thread that uses a network file system without a server.
+fn unstoppable_in(root: Pid) -> Option<String> {
+    for pid in tree::descendants(root).ok()? {
+        for tid in procfs::threads(pid).unwrap_or_default() {
+            if procfs::thread_stat(pid, tid).is_ok_and(|stat| stat.state == UNINTERRUPTIBLE) {
+                let place = procfs::read_text(procfs::path_of_thread(pid, tid, "wchan")).unwrap_or_default();
+                return Some(format!(
+                    "thread {tid} of pid {pid} waits in the kernel ({}) and cannot be stopped",
+                    place.trim_end()
+                ));
+            }
+        }
+    }
+    None
+}
 
 impl Guard {
     /// Returns the time when `look_out` is due.
@@ -124,17 +144,21 @@ impl Guard {
     /// Returns why there is no newer checkpoint to which files can be rolled back.
     pub(super) fn why_behind(&self) -> String {
         let failing = || self.voice.record.failing.as_ref().map(|failing| failing.reason.clone());
-        self.files.deferred_now.clone().or_else(failing).unwrap_or_else(|| self.why_late().to_owned())
+        self.files.deferred_now.clone().or_else(failing).unwrap_or_else(|| self.why_late())
     }
 
     /// Returns why no checkpoint was committed.
-    fn why_late(&self) -> &'static str {
-        match self.driver.machine.state() {
+    fn why_late(&self) -> String {
+        let reason = match self.driver.machine.state() {
             State::Held => "the program holds checkpoints back",
-            State::Checkpointing { .. } => "a checkpoint is still being copied",
+            State::Checkpointing { .. } => match unstoppable_in(self.root()) {
+                Some(reason) => return reason,
+                None => "a checkpoint is still being copied",
+            },
             _ if self.driver.machine.in_flight().len() > 0 => "the store is still writing a checkpoint",
             _ => "no later checkpoint was committed",
-        }
+        };
+        reason.to_owned()
     }
 
     /// Returns the time without a commit at which a warning is due. `None` if no commit is expected, or the operator
@@ -149,7 +173,7 @@ impl Guard {
     fn report_late(&mut self, now: Instant) {
         let age = now.saturating_duration_since(self.refusals.on_time);
         self.refusals.late_reported = age;
-        let (age_us, reason) = (time::microseconds(age), self.why_late().to_owned());
+        let (age_us, reason) = (time::microseconds(age), self.why_late());
         let since = self.rebuild.host.clock.wall().checked_sub(age).map(time::rfc3339).unwrap_or_default();
         self.voice.record.facts.late = Some(LateReport { reason: reason.clone(), since });
         self.report(RunEvent::CheckpointsLate { age_us, reason });
