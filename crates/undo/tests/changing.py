@@ -156,6 +156,21 @@ def symlink():
     os.symlink(RANDOM.choice(["nowhere", "n1", ROOT + "/n2", "../n3"]), fresh())
 
 
+def through_link():
+    """Changes a file through a symbolic link."""
+    path, name = some("file"), fresh()
+    if path:
+        os.symlink(os.path.relpath(path, os.path.dirname(name)), name)
+        way = RANDOM.randrange(3)
+        if way == 0:
+            with open(name, RANDOM.choice(["wb", "ab"])) as file:
+                file.write(data())
+        elif way == 1:
+            os.truncate(name, RANDOM.randrange(5000))
+        else:
+            os.chmod(name, RANDOM.choice([0o600, 0o644, 0o755]))
+
+
 def make_folder():
     if len(paths("folder")) < 12:
         os.mkdir(fresh())
@@ -236,8 +251,8 @@ def nameless():
 
 STEPS = [
     create, create, open_some, open_some, write, write, write, write, write_at_position, write_through_path, rewrite,
-    replace, cut, allocate, copy, copy, rename, rename, remove, remove, link, symlink, make_folder, remove_folder,
-    attributes, in_child, nameless,
+    replace, cut, allocate, copy, copy, rename, rename, remove, remove, link, symlink, through_link, make_folder,
+    remove_folder, attributes, in_child, nameless,
 ]
 if len(sys.argv) > 3:
     STEPS += [map_some, store, store]

@@ -37,7 +37,7 @@ const CALLS: [Failing; 14] = [
     Failing { calls: "name_to_handle_at", errnos: &["ENOMEM"], each: 20..40 },
     Failing { calls: "fstat,newfstatat,statx", errnos: &["ENOMEM"], each: 60..120 },
     Failing { calls: "listxattr,flistxattr,llistxattr", errnos: &["ENOMEM"], each: 5..10 },
-    Failing { calls: "fstatfs", errnos: &["ENOMEM"], each: 10..20 },
+    Failing { calls: "fstatfs", errnos: &["ENOMEM"], each: 3..6 },
     // The file system does not implement the call.
     Failing { calls: "fstatfs", errnos: &["ENOSYS"], each: 1..2 },
     Failing { calls: "fanotify_mark", errnos: &["ENOMEM"], each: 10..20 },
