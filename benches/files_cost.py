@@ -13,6 +13,11 @@ reason is that ext4 creates files slowly after thousands of files were removed. 
   redis     a server with an append-only file (fsync every second), with load from redis-benchmark
   wal       a bulk load into an SQLite database of 66 MB, journal_mode=WAL, synchronous=NORMAL
   delete    the same, with a rollback journal that is deleted after each transaction
+  wal-full  the same as wal, synchronous=FULL: fdatasync(2) after each transaction
+  redis-always
+            the same as redis, but with fdatasync(2) before each reply
+  postgresql
+            a server with its own data directory; pgbench runs 2,000 transactions on each of 2 connections
   mariadb   a server with its own data directory; mariadb-slap inserts 10,000 rows, and then updates rows by key, 4,000
             times on each of 4 connections
 
@@ -57,6 +62,8 @@ COLUMNS = ["program", "every_ms", "files", "round", "wall_s", "by_bare", "by_fir
 GOALS = {"cpu": {100: 1.0, 1000: 1.0}, "make": {100: 1.03, 1000: 1.03}, "redis": {100: 1.03, 1000: 1.03},
          "wal": {1000: 1.10}, "delete": {1000: 1.10}, "mariadb": {1000: 1.10}, "tar": {100: 1.30, 1000: 1.30}}
 LIMIT_S = 600
+# The folder of the newest installed PostgreSQL.
+POSTGRESQL = max(glob.glob("/usr/lib/postgresql/*/bin"), default="/usr/lib/postgresql/bin")
 # Prefix of each command. Output to a file of the bench would count as a file of the program. Output to a pipe of the
 # bench would be an obstacle to checkpoints.
 SILENT = ["sh", "-c", 'exec "$@" >/dev/null 2>&1', "sh"]
@@ -131,6 +138,8 @@ class Make(Job):
 
 
 class Sqlite(Job):
+    synchronous = "NORMAL"
+
     def __init__(self, options, shared):
         super().__init__(options, shared)
         self.first = os.path.join(shared, "first.db")
@@ -149,7 +158,7 @@ class Sqlite(Job):
     def words(self, folder):
         script = os.path.join(PROGRAMS, "sqlite_bulk.py")
         count = self.transactions // 4 if self.quick else self.transactions
-        return [sys.executable, "-B", script, "db", self.journal, str(count)]
+        return [sys.executable, "-B", script, "db", self.journal, str(count), self.synchronous]
 
     def check(self, folder):
         connection = sqlite3.connect(os.path.join(folder, "db"))
@@ -165,6 +174,10 @@ class Wal(Sqlite):
 
 class Delete(Sqlite):
     journal, transactions = "delete", 6000
+
+
+class WalFull(Sqlite):
+    journal, transactions, synchronous = "wal", 6000, "FULL"
 
 
 class Tar(Job):
@@ -192,17 +205,18 @@ class Tar(Job):
 
 class Redis(Job):
     needs = ("redis-server", "redis-benchmark", "redis-cli", "redis-check-aof")
+    fsync, requests = "everysec", 500000
 
     def words(self, folder):
         self.port = unused_port()
         return ["redis-server", "--port", str(self.port), "--save", "", "--appendonly", "yes", "--appendfsync",
-                "everysec", "--auto-aof-rewrite-percentage", "0", "--dir", folder]
+                self.fsync, "--auto-aof-rewrite-percentage", "0", "--dir", folder]
 
     def is_ready(self):
         return redis_answers(self.port)
 
     def load(self):
-        count = 150000 if self.quick else 500000
+        count = self.requests // 4 if self.quick else self.requests
         quietly("redis-benchmark", "-p", str(self.port), "-t", "set", "-n", str(count), "-r", "100000", "-d", "100",
                 "-c", "20", "-q")
 
@@ -214,6 +228,45 @@ class Redis(Job):
     def check(self, folder):
         for manifest in glob.glob(os.path.join(folder, "**", "*.manifest"), recursive=True):
             quietly("redis-check-aof", manifest)
+
+
+class RedisAlways(Redis):
+    fsync, requests = "always", 100000
+
+
+class Postgresql(Job):
+    needs = ("pgbench", "setpriv", *(os.path.join(POSTGRESQL, name) for name in ("initdb", "postgres", "pg_ctl")))
+    # The server refuses to run as root.
+    USER = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+
+    def tool(self, name):
+        return os.path.join(POSTGRESQL, name)
+
+    def prepare(self, folder):
+        self.data, self.sockets = os.path.join(folder, "data"), folder
+        for above in (os.path.dirname(os.path.dirname(os.path.dirname(folder))), os.path.dirname(os.path.dirname(folder)),
+                      os.path.dirname(folder)):
+            os.chmod(above, 0o755)
+        shutil.chown(folder, "postgres", "postgres")
+        quietly(*self.USER, self.tool("initdb"), "-D", self.data, "-A", "trust", "--no-sync", cwd=folder)
+
+    def words(self, folder):
+        self.port = unused_port()
+        return [*self.USER, self.tool("postgres"), "-D", self.data, "-p", str(self.port), "-k", self.sockets]
+
+    def client(self, *words):
+        return ["pgbench", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", *words, "postgres"]
+
+    def is_ready(self):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def load(self):
+        quietly(*self.client("--initialize", "--scale=2", "--quiet"))
+        quietly(*self.client("--client=2", "--transactions=%d" % (500 if self.quick else 2000), "--no-vacuum"))
+
+    def end(self):
+        quietly(*self.USER, self.tool("pg_ctl"), "stop", "-D", self.data, "--mode=fast")
 
 
 class Mariadb(Job):
@@ -257,7 +310,8 @@ class Mariadb(Job):
             quietly("innochecksum", table)
 
 
-KINDS = {"tar": Tar, "cpu": Cpu, "make": Make, "redis": Redis, "wal": Wal, "delete": Delete, "mariadb": Mariadb}
+KINDS = {"tar": Tar, "cpu": Cpu, "make": Make, "redis": Redis, "wal": Wal, "delete": Delete, "mariadb": Mariadb,
+         "wal-full": WalFull, "redis-always": RedisAlways, "postgresql": Postgresql}
 
 
 # Runs ---------------------------------------------------------------------------------------------------------------
@@ -415,7 +469,7 @@ def draw(path):
                 pane.bar(spot, middle(found), 0.9 * width, color="C%d" % index, zorder=2,
                          label=policy if place == 0 else None)
                 pane.plot([spot, spot], [min(found), max(found)], color="black", lw=1, zorder=3)
-            goal, first = GOALS[program].get(every), column(rows, "by_bare", program, policies[0], every)
+            goal, first = GOALS.get(program, {}).get(every), column(rows, "by_bare", program, policies[0], every)
             if goal and first:
                 # The goal is relative to the first policy, but the plot is relative to the bare run.
                 pane.plot([place - 0.45, place + 0.45], [100 * goal * middle(first) - 100] * 2, color="crimson", lw=1.5,

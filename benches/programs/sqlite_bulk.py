@@ -1,6 +1,6 @@
-"""A bulk load into an SQLite database: python3 sqlite_bulk.py DATABASE JOURNAL TRANSACTIONS
+"""A bulk load into an SQLite database: python3 sqlite_bulk.py DATABASE JOURNAL TRANSACTIONS SYNCHRONOUS
 
-JOURNAL is wal or delete. Each transaction inserts 20 rows and changes 4 older ones, with synchronous=NORMAL. The
+JOURNAL is wal or delete, SYNCHRONOUS is NORMAL or FULL. Each transaction inserts 20 rows and changes 4 older ones. The
 database exists before, with its table `item`. The content follows from a fixed seed.
 """
 import random
@@ -8,10 +8,10 @@ import sqlite3
 import sys
 
 
-def main(path, journal, transactions):
+def main(path, journal, transactions, synchronous):
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode=" + journal)
-    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA synchronous=" + synchronous)
     source = random.Random(1)
     (rows,) = connection.execute("SELECT max(id) FROM item").fetchone()
     for _ in range(transactions):
@@ -25,4 +25,4 @@ def main(path, journal, transactions):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
