@@ -251,6 +251,9 @@ pub struct SubjectFacts {
     /// The pause budget: the longest time that one stop should last.
     #[serde(default)]
     pub max_pause_us: Option<u64>,
+    /// The requested pause budget (`--max-pause`), if a stop of all threads needs more.
+    #[serde(default)]
+    pub max_pause_asked_us: Option<u64>,
     /// The slices of the last checkpoint.
     #[serde(default)]
     pub slices: SlicesReport,

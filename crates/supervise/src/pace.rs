@@ -1,8 +1,8 @@
 //! The schedule of checkpoints, and their achieved rate. A round is one interval of the schedule.
 //!
 //! Owns: the schedule, and the bounded histories of pauses and commits.
-//! Invariants: after a checkpoint, the subject runs at least as long as the pause lasted. The retry interval after a
-//! refused checkpoint doubles, up to a maximum.
+//! Invariants: the subject is stopped for at most a quarter of the time. The retry interval after a refused checkpoint
+//! doubles, up to a maximum.
 //! Does not: read a clock.
 
 use std::collections::VecDeque;
@@ -15,6 +15,9 @@ const PAUSES_MAX: usize = 1024;
 const COMMITS_MAX: usize = 64;
 /// The maximum interval between two attempts to checkpoint a subject that was refused.
 const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// After a checkpoint, the subject runs at least this many times as long as it was stopped.
+const RUNS: u32 = 3;
 
 /// The schedule of checkpoints.
 #[derive(Debug)]
@@ -67,8 +70,9 @@ impl Pace {
         push(&mut self.pauses, pause, PAUSES_MAX);
     }
 
-    /// Records a checkpoint that was taken and may not be committed yet. Returns the number of rounds that were missed.
-    pub(crate) fn taken(&mut self, pause: Duration, now: Instant) -> u32 {
+    /// Records a checkpoint that was taken and may not be committed yet. `before` is the total duration of the stops before
+    /// the pause. Returns the number of rounds that were missed.
+    pub(crate) fn taken(&mut self, pause: Duration, before: Duration, now: Instant) -> u32 {
         self.paused(pause);
         let (Some(every), Some(due)) = (self.every, self.next) else { return 0 };
         self.retry = every;
@@ -80,15 +84,8 @@ impl Pace {
             rounds = u32::try_from(behind / every.as_nanos().max(1) + 1).unwrap_or(u32::MAX);
             next += every.saturating_mul(rounds);
         }
-        self.next = Some(next.max(now + pause));
+        self.next = Some(next.max(now + RUNS * (pause + before)));
         rounds
-    }
-
-    /// Records a checkpoint in slices: stops of the subject that each copied a part of the pages. The next checkpoint
-    /// is due only after the subject has run as long as all stops together.
-    pub(crate) fn sliced(&mut self, longest: Duration, total: Duration, now: Instant) {
-        self.paused(longest);
-        self.next = self.next.map(|next| next.max(now + total));
     }
 
     /// Records a committed checkpoint.
@@ -138,15 +135,16 @@ mod tests {
     use super::*;
 
     const EVERY: Duration = Duration::from_millis(100);
+    const ZERO: Duration = Duration::ZERO;
 
     #[test]
     fn rounds_are_kept_and_missed_ones_left_out() {
         let start = Instant::now();
         let mut pace = Pace::new(Some(EVERY), start);
         assert_eq!(pace.next(), Some(start + EVERY));
-        assert_eq!(pace.taken(Duration::from_millis(1), start + Duration::from_millis(103)), 0);
+        assert_eq!(pace.taken(Duration::from_millis(1), ZERO, start + Duration::from_millis(103)), 0);
         assert_eq!(pace.next(), Some(start + 2 * EVERY));
-        assert_eq!(pace.taken(Duration::from_millis(1), start + Duration::from_millis(520)), 3);
+        assert_eq!(pace.taken(Duration::from_millis(1), ZERO, start + Duration::from_millis(520)), 3);
         assert_eq!(pace.next(), Some(start + 6 * EVERY));
     }
 
@@ -166,28 +164,20 @@ mod tests {
         let continued = start + 50 * EVERY;
         pace.begin(continued);
         // The stop began during a checkpoint.
-        assert_eq!(pace.taken(Duration::from_millis(1), continued + Duration::from_millis(2)), 0);
-        assert_eq!(pace.taken(Duration::from_millis(1), continued + 2 * EVERY), 0);
+        assert_eq!(pace.taken(Duration::from_millis(1), ZERO, continued + Duration::from_millis(2)), 0);
+        assert_eq!(pace.taken(Duration::from_millis(1), ZERO, continued + 2 * EVERY), 0);
     }
 
     #[test]
-    fn the_subject_runs_at_least_half_of_the_time() {
+    fn the_subject_runs_three_quarters_of_the_time() {
         let start = Instant::now();
         let mut pace = Pace::new(Some(EVERY), start);
         let end = start + Duration::from_millis(290);
-        pace.taken(Duration::from_millis(180), end);
-        assert_eq!(pace.next(), Some(end + Duration::from_millis(180)));
-    }
-
-    #[test]
-    fn a_subject_that_was_stopped_in_slices_runs_as_long() {
-        let start = Instant::now();
-        let mut pace = Pace::new(Some(EVERY), start);
-        let end = start + EVERY;
-        pace.taken(Duration::from_millis(1), end);
-        pace.sliced(Duration::from_millis(5), Duration::from_millis(400), end);
-        assert_eq!(pace.next(), Some(end + Duration::from_millis(400)));
-        assert_eq!(pace.pauses().max, Duration::from_millis(5));
+        pace.taken(Duration::from_millis(180), ZERO, end);
+        assert_eq!(pace.next(), Some(end + Duration::from_millis(540)));
+        pace.taken(Duration::from_millis(1), Duration::from_millis(399), end + 9 * EVERY);
+        assert_eq!(pace.next(), Some(end + 21 * EVERY));
+        assert_eq!(pace.pauses().max, Duration::from_millis(180));
     }
 
     #[test]
@@ -200,7 +190,7 @@ mod tests {
         }
         pace.failed(now);
         assert_eq!(pace.next(), Some(now + RETRY_MAX));
-        pace.taken(Duration::ZERO, now);
+        pace.taken(ZERO, ZERO, now);
         pace.failed(now);
         assert_eq!(pace.next(), Some(now + 2 * EVERY));
     }
@@ -212,7 +202,7 @@ mod tests {
         assert_eq!((pace.achieved_hz(), pace.pauses()), (0.0, Pauses::default()));
         for round in 1..=200_u32 {
             let now = start + EVERY * round;
-            pace.taken(Duration::from_micros(u64::from(round)), now);
+            pace.taken(Duration::from_micros(u64::from(round)), ZERO, now);
             pace.committed(now);
         }
         assert!((pace.achieved_hz() - 10.0).abs() < 1e-6);

@@ -19,6 +19,9 @@ use model::Sequence;
 ///
 /// If an incarnation that began at a fallback dies within the window, the fallback is avoided at once. The checkpoints
 /// of this incarnation are avoided, too. A death with an external cause is no evidence.
+///
+/// After each death of a fallback in a row, the next restart skips more checkpoints: 1, 3, 7 and so on. A program that
+/// takes many checkpoints while its state already leads to the death is therefore back after a few restarts.
 #[derive(Debug, Default)]
 pub(crate) struct Suspicion {
     window: Duration,
@@ -30,6 +33,8 @@ pub(crate) struct Suspicion {
     fallbacks: BTreeSet<Sequence>,
     avoided: BTreeSet<Sequence>,
     unusable: BTreeSet<Sequence>,
+    /// Number of fallbacks in a row whose incarnations died.
+    row: u32,
 }
 
 impl Suspicion {
@@ -42,8 +47,10 @@ impl Suspicion {
     /// fallback.
     pub(crate) fn begins(&mut self, at: Sequence, now: Instant) {
         self.incarnation = (Some(at), Some(now));
-        if self.avoided.range(at..).next().is_some() {
+        if let Some(first) = self.avoided.range(at..).next().copied() {
             self.fallbacks.insert(at);
+            // `choose` has skipped these checkpoints. The files can no longer be rolled back to them.
+            self.avoided.extend((at.get() + 1..first.get()).map(Sequence));
         }
     }
 
@@ -70,8 +77,10 @@ impl Suspicion {
             && is_recent(since)
         {
             self.avoid(began);
+            self.row += 1;
             return Some(began);
         }
+        self.row = 0;
         let again = self.deaths.get(&from).is_some_and(|time| is_recent(*time));
         self.deaths.insert(from, now);
         again.then(|| {
@@ -90,11 +99,14 @@ impl Suspicion {
         self.unusable.insert(sequence);
     }
 
-    /// Returns the newest of the given checkpoints that may be used.
+    /// Returns the checkpoint to use, of the given checkpoints in rising order: the newest that may be used, or an older
+    /// one if fallbacks have died in a row.
     pub(crate) fn choose(&self, committed: &[Sequence]) -> Option<Sequence> {
-        let usable =
+        let may_be_used =
             |sequence: &&Sequence| !self.avoided.contains(sequence) && !self.unusable.contains(sequence);
-        committed.iter().rev().find(usable).copied()
+        let usable: Vec<Sequence> = committed.iter().filter(may_be_used).copied().collect();
+        let skipped = (1_usize << self.row.min(16)) - 1;
+        usable.iter().rev().nth(skipped).or(usable.first()).copied()
     }
 
     /// Removes all data about checkpoints older than `oldest`, the oldest existing checkpoint.
@@ -130,17 +142,51 @@ mod tests {
     #[test]
     fn a_checkpoint_that_leads_to_death_again_is_passed_over() {
         let mut suspicion = Suspicion::new(WINDOW);
-        let committed = sequences(&[3, 4, 5]);
+        let committed = sequences(&[2, 3, 4, 5]);
         let now = Instant::now();
         assert_eq!(suspicion.died(Sequence(5), now), None);
         assert_eq!(suspicion.choose(&committed), Some(Sequence(5)));
-        for (number, next) in [(5, Some(4)), (4, Some(3)), (3, None)] {
+        for (number, next) in [(5, Some(4)), (4, Some(2)), (2, None)] {
             suspicion.begins(Sequence(number), now);
             assert_eq!(suspicion.died(Sequence(number), now), Some(Sequence(number)));
             assert_eq!(suspicion.choose(&committed), next.map(Sequence));
         }
         suspicion.forget_below(Sequence(6));
         assert_eq!(suspicion.choose(&sequences(&[6])), Some(Sequence(6)));
+    }
+
+    #[test]
+    fn a_long_row_of_checkpoints_that_lead_to_death_is_left_quickly() {
+        let mut suspicion = Suspicion::new(WINDOW);
+        let now = Instant::now();
+        let mut committed = sequences(&(1..=100).collect::<Vec<u64>>());
+        suspicion.died(Sequence(100), now);
+        let mut tried = Vec::new();
+        while let Some(next) = suspicion.choose(&committed) {
+            tried.push(next.get());
+            suspicion.begins(next, now);
+            suspicion.died(next, now);
+            // Files were rolled back, so newer checkpoints cannot be reached any more.
+            committed.retain(|sequence| *sequence <= next);
+        }
+        assert_eq!(tried, [100, 99, 97, 93, 85, 69, 37, 1]);
+    }
+
+    #[test]
+    fn a_fallback_that_lives_on_ends_the_row() {
+        let mut suspicion = Suspicion::new(WINDOW);
+        let now = Instant::now();
+        let committed = sequences(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        suspicion.died(Sequence(9), now);
+        for number in [9, 8, 6] {
+            assert_eq!(suspicion.choose(&committed), Some(Sequence(number)));
+            suspicion.begins(Sequence(number), now);
+            suspicion.died(Sequence(number), now);
+        }
+        suspicion.begins(Sequence(2), now);
+        suspicion.committed(Sequence(10));
+        assert_eq!(suspicion.died(Sequence(10), now + WINDOW * 2), None);
+        assert_eq!(suspicion.choose(&sequences(&[1, 2, 7, 10])), Some(Sequence(10)));
     }
 
     #[test]

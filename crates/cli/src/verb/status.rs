@@ -60,7 +60,7 @@ impl Verb for Status {
             "AGE",
             "RATE",
             "PAUSE P99",
-            "MAX PAUSE",
+            "PAUSE LIMIT",
             "SIZE",
             "LAST DEATH",
         ];
@@ -103,11 +103,20 @@ impl Verb for Status {
     }
 }
 
-/// Reports that the last checkpoint needed several stops.
+/// Reports that stops last longer than requested, and that the last checkpoint needed several stops.
 fn tell_slices(subject: &SubjectReport) {
     let (name, slices) = (&subject.facts.name, subject.facts.slices);
+    let time = |microseconds| print::duration(Duration::from_micros(microseconds));
+    if subject.state.is_watched()
+        && let (Some(asked), Some(now)) = (subject.facts.max_pause_asked_us, subject.facts.max_pause_us)
+    {
+        print::say(format_args!(
+            "{name}: a stop of all threads takes longer than the requested {}; stops may last {}",
+            time(asked),
+            time(now)
+        ));
+    }
     if subject.state.is_watched() && slices.count > 0 {
-        let time = |microseconds| print::duration(Duration::from_micros(microseconds));
         print::say(format_args!(
             "{name}: the last checkpoint needed {} stops of at most {}, {} in total: the program writes to pages faster than \
              they can be copied in one pause",

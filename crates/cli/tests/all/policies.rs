@@ -260,6 +260,42 @@ while not os.path.exists("stop"):
     assert_eq!(guarded.end(), 0);
 }
 
+/// One stop of all processes takes longer than the default of `--max-pause`.
+#[test]
+fn many_processes_that_write_are_checkpointed_and_run() {
+    const WITHIN: Duration = Duration::from_secs(40);
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let script = r#"exec python3 -c '
+import ctypes, mmap, os, signal, time
+for number in range(150):
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        pages = mmap.mmap(-1, 30 * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        while True:
+            for page in range(30):
+                pages[page * 4096] = (pages[page * 4096] + 1) % 256
+            time.sleep(0.02)
+open("begun", "w").close()
+while not os.path.exists("stop"):
+    time.sleep(0.02)
+'"#;
+    let guarded = Guarded::run(&lab, &["--every", "100ms"], script);
+    until("the processes", || lab.path("begun").exists().then_some(()));
+    let began = std::time::Instant::now();
+    guarded.await_checkpoints(4);
+    assert!(began.elapsed() < WITHIN, "{:?}\n{}", began.elapsed(), guarded.said());
+    let raised = events(&lab, "pause-raised");
+    assert!((1..4).contains(&raised.len()), "{raised:?}");
+    assert!(guarded.said().contains("takes longer than --max-pause 5.0 ms"), "{}", guarded.said());
+    let status = guarded.status();
+    assert_eq!(status["max_pause_asked_us"], 5000);
+    assert!(status["max_pause_us"].as_u64() > Some(5000), "{status}");
+    assert_eq!(guarded.end(), 0);
+}
+
 /// A thread that starts a program (vfork) can be stopped only after the execve(2) of the child.
 #[test]
 fn a_thread_that_cannot_be_stopped_is_named() {

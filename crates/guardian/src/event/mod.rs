@@ -85,6 +85,9 @@ pub enum RunEvent {
     FilesTooOld { seq: u64, age_us: u64, reason: String },
     /// No checkpoint was committed for the time `age_us`, which is several times the requested interval.
     CheckpointsLate { age_us: u64, reason: String },
+    /// A stop of all threads of the program takes longer than the pause budget `asked_us`, even if no page is copied. Each
+    /// stop may now last `max_pause_us`.
+    PauseRaised { asked_us: u64, max_pause_us: u64 },
     /// After a `CheckpointsLate` event, checkpoint `seq` was committed.
     CheckpointsOnTime { seq: u64 },
     /// A running program is guarded from now on, under the name `subject`.

@@ -58,6 +58,7 @@ impl RunEvent {
             self,
             Self::Started { .. }
                 | Self::FilesNotRolledBack { .. }
+                | Self::PauseRaised { .. }
                 | Self::BackOff { .. }
                 | Self::RestartRepeated { .. }
                 | Self::MovedAside { .. }

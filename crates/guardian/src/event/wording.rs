@@ -32,6 +32,10 @@ const NOT_BEGUN_ANEW: &str = "the program is not restarted: each of its checkpoi
                               files cannot be rolled back to its beginning; they stay as they are";
 
 /// Writes a time in seconds.
+fn milliseconds(us: u64) -> String {
+    format!("{:.1} ms", Duration::from_micros(us).as_secs_f64() * 1e3)
+}
+
 fn seconds(us: u64) -> String {
     format!("{:.1} s", Duration::from_micros(us).as_secs_f64())
 }
@@ -421,6 +425,12 @@ fn of_checkpoints(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::CheckpointsLate { age_us, reason } => {
             write!(f, "no checkpoint was committed for {}: {reason}", seconds(*age_us))
         }
+        RunEvent::PauseRaised { asked_us, max_pause_us } => write!(
+            f,
+            "a stop of all threads takes longer than --max-pause {}; stops may now last {}",
+            milliseconds(*asked_us),
+            milliseconds(*max_pause_us)
+        ),
         RunEvent::CheckpointsOnTime { seq } => {
             write!(f, "checkpoint {seq} was committed; checkpoints continue")
         }

@@ -84,24 +84,27 @@ impl Subject {
         if arming > Duration::ZERO {
             self.pace.paused(arming);
         }
-        self.pass(now, pause, if is_store_slow { LateReason::Writing } else { LateReason::Copying });
+        let mut before = arming;
         if let Some(Sliced { longest, total }) = sliced {
-            self.pace.sliced(longest, total, now);
+            self.pace.paused(longest);
+            before += total;
         }
+        let reason = if is_store_slow { LateReason::Writing } else { LateReason::Copying };
+        self.pass(now, (pause, before), reason);
     }
 
     pub(super) fn scanned(&mut self, now: Instant, pause: Duration) {
         if self.answered().is_some() {
-            self.pass(now, pause, LateReason::Copying);
+            self.pass(now, (pause, Duration::ZERO), LateReason::Copying);
             self.pace.committed(now);
         }
     }
 
     /// Counts the rounds that have passed during a checkpoint. If the checkpoint began late, the rounds were already
     /// counted with the reason of the delay.
-    fn pass(&mut self, now: Instant, pause: Duration, reason: LateReason) {
+    fn pass(&mut self, now: Instant, (pause, before): (Duration, Duration), reason: LateReason) {
         let began_late = self.checkpoints.late == self.pace.next();
-        let passed = self.pace.taken(pause, now);
+        let passed = self.pace.taken(pause, before, now);
         if passed > 0 && !began_late {
             self.actions.push(Action::Late(reason, passed));
         }

@@ -196,9 +196,11 @@ impl Continuous {
         let mut memory = Writing { spaces: &mut self.spaces, watched: &mut self.watched, sink };
         let outcome = match stopped.capture(before, &mut memory) {
             Ok(Capture::Whole(captured)) => return Ok(Some(captured)),
-            Ok(Capture::Part(stopped, _)) => {
-                stopped.resume().map(|phases| self.spaces.counts.slices.note(phases.pause()))
-            }
+            Ok(Capture::Part(stopped, _)) => stopped.resume().map(|phases| {
+                let pause = phases.pause();
+                self.spaces.budget.note_part(pause.saturating_sub(phases[Phase::Copy]));
+                self.spaces.counts.slices.note(pause);
+            }),
             Err(error) => Err(error),
         };
         self.watched.resumed();

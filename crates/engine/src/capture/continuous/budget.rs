@@ -9,6 +9,10 @@
 //! the *final stop* copies the remaining pages and takes the checkpoint. If the remaining pages do not fit
 //! into its budget, another final stop follows.
 //!
+//! A stop of many threads or processes can take longer than the budget, although it copies no page. Copying in
+//! many such stops would leave the subject little time to run. Then the budget is *raised*: each stop may copy
+//! for as long as its fixed part takes.
+//!
 //! Owns: the measured costs of a stop, the measured rate at which the subject dirties pages, and the choice of
 //! the next step.
 //! Invariants: a stop copies no page after its deadline. The number of rounds is bounded. The number of
@@ -28,6 +32,13 @@ const FIXED_FIRST: Duration = Duration::from_millis(1);
 const PAGES_MEASURED_MIN: PageCount = PageCount(64);
 /// A new measurement has the weight `1 / MEMORY` in a moving average.
 const MEMORY: u32 = 8;
+/// A raised budget is this many times the fixed part of recent stops.
+const RAISE: u32 = 2;
+/// A raised budget is lowered if the stops now need less than `1 / LOWER` of it.
+const LOWER: u32 = 4;
+/// Number of recent stops of one kind that decide about raising the budget. Some of them may be delayed by other
+/// programs.
+const RECENT: usize = 4;
 /// Copying gets at least `1 / COPY_SHARE_MIN` of the budget, even if the fixed part needs the whole budget.
 const COPY_SHARE_MIN: u32 = 4;
 /// Minimum run time. A shorter run time is replaced by zero: the subject is resumed and stopped again at once.
@@ -35,6 +46,8 @@ const COPY_SHARE_MIN: u32 = 4;
 const RUN_MIN: Duration = Duration::from_micros(100);
 /// Maximum number of rounds. After this many rounds, a final stop follows in any case.
 const ROUNDS_MAX: u32 = 32;
+/// The same for a raised budget: each slice stops many threads, and takes much longer than its copying.
+const ROUNDS_RAISED_MAX: u32 = 1;
 /// Maximum number of successive final stops that do not reduce the number of deferred pages. The stop after
 /// them copies all pages and ignores the budget. Either the fixed part alone needs more than the budget. Or the
 /// subject has too many pages that no tracker (the component that finds written pages) can protect.
@@ -60,18 +73,62 @@ pub(super) const BUFFER_MAKING: Duration = Duration::from_micros(3500);
 /// The budget of one subject, and moving averages of the costs of its recent stops.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
-    /// Maximum length of a stop. `None`: no limit.
+    /// The requested maximum length of a stop. `None`: no limit.
+    asked: Option<Duration>,
+    /// The maximum length of a stop: `asked`, or more if the budget is raised.
     pub(super) limit: Option<Duration>,
     page: Duration,
-    /// Length of a stop without the copying of pages.
+    /// Length of a final stop without the copying of pages.
     fixed: Duration,
     /// The part of `fixed` that follows the copying.
     after: Duration,
+    last_stops: Recent,
+    slices: Recent,
+}
+
+/// The lengths of the most recent stops of one kind, without the copying of pages.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recent {
+    lengths: [Duration; RECENT],
+    next: usize,
+}
+
+impl Recent {
+    fn note(&mut self, length: Duration) {
+        self.lengths[self.next] = length;
+        self.next = (self.next + 1) % RECENT;
+    }
+
+    /// Returns the median, or the upper one of two medians; zero if too few stops were made.
+    fn median(&self) -> Duration {
+        let mut sorted = self.lengths;
+        sorted.sort_unstable();
+        sorted[RECENT / 2]
+    }
 }
 
 impl Budget {
-    pub(super) fn new(limit: Option<Duration>) -> Self {
-        Self { limit, page: PAGE_FIRST, fixed: FIXED_FIRST, after: Duration::ZERO }
+    pub(super) fn new(asked: Option<Duration>) -> Self {
+        Self {
+            asked,
+            limit: asked,
+            page: PAGE_FIRST,
+            fixed: FIXED_FIRST,
+            after: Duration::ZERO,
+            last_stops: Recent::default(),
+            slices: Recent::default(),
+        }
+    }
+
+    /// Raises or lowers the limit after a stop. The limit is raised if the fixed part leaves too little of the requested
+    /// budget for copying.
+    fn adjust(&mut self) {
+        let (Some(asked), Some(limit)) = (self.asked, self.limit) else { return };
+        let fixed = self.last_stops.median().max(self.slices.median());
+        let needed = if fixed > asked - asked / COPY_SHARE_MIN { RAISE * fixed } else { asked };
+        if needed > limit || needed < limit / LOWER {
+            self.limit = Some(needed);
+        }
     }
 
     /// Reports whether a stop that copies this many pages will probably keep the budget.
@@ -104,10 +161,28 @@ impl Budget {
         end.saturating_sub(self.limit.unwrap_or_default() / SPARE_SHARE).max(spent)
     }
 
-    /// Records how long one stop took before and after its copying.
+    fn rounds_max(&self) -> u32 {
+        if self.limit > self.asked { ROUNDS_RAISED_MAX } else { ROUNDS_MAX }
+    }
+
+    /// Records how long a final stop took before and after its copying.
     pub(super) fn note_fixed(&mut self, before: Duration, after: Duration) {
         self.fixed = average(self.fixed, before + after);
         self.after = average(self.after, after);
+        self.last_stops.note(before + after);
+        self.adjust();
+    }
+
+    /// Records how long a final stop that has not copied all pages took besides its copying.
+    pub(super) fn note_part(&mut self, fixed: Duration) {
+        self.last_stops.note(fixed);
+        self.adjust();
+    }
+
+    /// Records how long a slice took before and after its copying.
+    pub(super) fn note_slice(&mut self, before: Duration, after: Duration) {
+        self.slices.note(before + after);
+        self.adjust();
     }
 
     /// Records how long the copying of this many pages took.
@@ -154,7 +229,8 @@ impl Default for Throttle {
 impl Throttle {
     /// Returns the next step for this number of dirty pages.
     pub(super) fn step(&mut self, budget: &Budget, pages: PageCount) -> Step {
-        let Some(limit) = budget.limit.filter(|_| !budget.fits(pages) && self.rounds < ROUNDS_MAX) else {
+        let Some(limit) = budget.limit.filter(|_| !budget.fits(pages) && self.rounds < budget.rounds_max())
+        else {
             return Step::Last;
         };
         let has_halved = self.rounds == 0 || pages.get() <= self.left.get() / 2;
@@ -175,7 +251,7 @@ impl Throttle {
     /// Records that a final stop has left this many pages. Returns whether another final stop follows at once,
     /// without a round.
     pub(super) fn repeats(&mut self, budget: &Budget, left: PageCount) -> bool {
-        let repeats = is_little(budget, left) || self.rounds >= ROUNDS_MAX;
+        let repeats = is_little(budget, left) || self.rounds >= budget.rounds_max();
         if repeats {
             self.stalled = if left < self.left_by_last { 0 } else { self.stalled + 1 };
             self.left_by_last = left;
@@ -212,6 +288,8 @@ pub(super) struct Pace {
     at: Option<Instant>,
     pages: PageCount,
     over: Duration,
+    /// The largest number of pages that a recent scan has found.
+    most: PageCount,
 }
 
 impl Pace {
@@ -219,18 +297,19 @@ impl Pace {
     pub(super) fn scanned(&mut self, at: Instant, pages: PageCount) {
         self.over = self.at.map_or(Duration::ZERO, |before| at.saturating_duration_since(before));
         (self.at, self.pages) = (Some(at), pages);
+        self.most = pages.max(PageCount(self.most.get() - self.most.get() / u64::from(MEMORY)));
     }
 
     /// Predicts how many pages the subject has dirtied between the newest scan and `now`, if the subject writes
-    /// as before. The prediction grows in proportion to the time. The true number is at most as large, because a
-    /// page that is written again counts only once.
+    /// as before. The prediction grows in proportion to the time, up to the number of pages that the subject has
+    /// lately written at all. A page that is written again counts only once.
     pub(super) fn since(&self, now: Instant) -> PageCount {
         let Some(at) = self.at else { return PageCount(0) };
         let since = now.saturating_duration_since(at).as_nanos();
         // After a single scan, the time in which the pages were dirtied is unknown.
         let over = if self.over.is_zero() { since } else { self.over.as_nanos() };
         let pages = u128::from(self.pages.get()) * since / over.max(1);
-        PageCount(u64::try_from(pages).unwrap_or(u64::MAX))
+        PageCount(u64::try_from(pages).unwrap_or(u64::MAX)).min(self.most)
     }
 }
 
@@ -304,7 +383,11 @@ mod tests {
                 let copies = dirty.min(room);
                 let stop = self.fixed + self.copying(copies);
                 budget.note_copied(PageCount(copies), self.copying(copies));
-                budget.note_fixed(self.fixed, Duration::ZERO);
+                if copies < dirty {
+                    budget.note_part(self.fixed);
+                } else {
+                    budget.note_fixed(self.fixed, Duration::ZERO);
+                }
                 outcome.stops += 1;
                 outcome.longest = outcome.longest.max(stop);
                 outcome.stopped += stop;
@@ -326,6 +409,7 @@ mod tests {
                 let copies = dirty.min(self.copied(end - self.gap));
                 let took = self.copying(copies) + self.gap;
                 budget.note_copied(PageCount(copies), self.copying(copies));
+                budget.note_slice(self.gap, Duration::ZERO);
                 outcome.longest = outcome.longest.max(took);
                 outcome.stopped += took;
                 outcome.stops += 1;
@@ -399,13 +483,42 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_part_above_the_budget_is_exceeded_by_little() {
+    fn a_fixed_part_above_the_budget_raises_it() {
         let fixed = LIMIT * 3;
         let machine = Machine { fixed, ..FILLER };
         let mut budget = Budget::new(Some(LIMIT));
         for _ in 0..20 {
             let outcome = machine.checkpoint(&mut budget, 1 << 18);
-            assert!(outcome.longest <= fixed + LIMIT / 2, "{outcome:?}");
+            assert!(outcome.longest <= fixed * RAISE, "{outcome:?}");
+        }
+        assert_eq!(budget.limit, Some(fixed * RAISE));
+        for _ in 0..RECENT {
+            budget.note_fixed(LIMIT / 10, Duration::ZERO);
+        }
+        assert_eq!(budget.limit, Some(LIMIT), "the threads have ended");
+    }
+
+    /// 800 threads write to some pages each. A stop of all threads takes much longer than the budget.
+    #[test]
+    fn many_threads_are_not_stopped_again_and_again() {
+        for stop_ms in [8, 20, 60] {
+            let gap = Duration::from_millis(stop_ms);
+            let machine = Machine { memory: 24_000, fixed: gap * 2, gap, ..FILLER };
+            let mut budget = Budget::new(Some(LIMIT));
+            for number in 0..20 {
+                let outcome = machine.checkpoint(&mut budget, machine.memory);
+                assert!(number < 2 || outcome.stops <= 8, "{stop_ms} ms: {outcome:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_delayed_stop_does_not_raise_the_budget() {
+        let mut budget = Budget::new(Some(LIMIT));
+        for number in 0..40 {
+            let delay = if number % RECENT == 0 { LIMIT * 50 } else { Duration::ZERO };
+            budget.note_fixed(LIMIT / 10 + delay, Duration::ZERO);
+            assert_eq!(budget.limit, Some(LIMIT));
         }
     }
 
@@ -436,6 +549,7 @@ mod tests {
         assert_eq!(pace.since(after(12)), PageCount(200));
         pace.scanned(after(12), PageCount(150));
         assert_eq!(pace.since(after(16)), PageCount(300));
+        assert_eq!(pace.since(after(1000)), PageCount(875), "the subject writes to the same pages again");
         pace.scanned(after(20), PageCount(0));
         assert_eq!(pace.since(after(1000)), PageCount(0));
     }

@@ -361,6 +361,7 @@ impl Continuous {
             phases,
             arming,
             slices,
+            max_pause: self.spaces.budget.limit,
             rounds,
             precopied,
             residual,

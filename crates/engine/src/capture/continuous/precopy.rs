@@ -204,9 +204,12 @@ impl Spaces {
         let spent = self.clock.now().saturating_duration_since(began);
         let until = Deadline::after(self.budget.slice_end(spent).saturating_sub(spent));
         let copied = self.copy_until(before, sink, until, BUFFER_POLL_LATE)?;
-        self.budget.note_copied(copied, copying.elapsed());
+        let took = copying.elapsed();
+        self.budget.note_copied(copied, took);
         tree.resume()?;
-        self.counts.slices.note(began.elapsed());
+        let stopped = began.elapsed();
+        self.budget.note_slice(spent, stopped.saturating_sub(spent + took));
+        self.counts.slices.note(stopped);
         drop(urgent);
         Ok(copied)
     }
@@ -226,7 +229,10 @@ impl Spaces {
             let mut left = PageCount(0);
             for (pid, tracked) in &mut self.tracked {
                 let Some(process) = before.processes.living.get(pid) else { continue };
-                pages += tracked.copy_deferred(process, sink, Some(until))?;
+                // With many processes, even the first few pages of each need more time than the deadline allows.
+                if pages == PageCount(0) || !until.has_passed() {
+                    pages += tracked.copy_deferred(process, sink, Some(until))?;
+                }
                 left += tracked.deferred.pages;
             }
             self.is_orderly = true;

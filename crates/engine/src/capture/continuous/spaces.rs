@@ -12,7 +12,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use model::{PageCount, Pid};
-use sys::clock::{Clock, Stopwatch};
+use sys::clock::{Clock, Deadline, Stopwatch};
 use tracee::procfs::Stat;
 use tracee::{Freezer, StoppedTree, WorkerPool};
 use track::{Attach, DirtyPages, Moment, TrackerKind};
@@ -112,7 +112,9 @@ impl Memory for Writing<'_> {
         let until = if spaces.counts.throttle.is_bound() { spaces.copy_end(phases.began) } else { None };
         for (pid, tracked) in &mut spaces.tracked {
             let Some(process) = before.processes.living.get_mut(pid) else { continue };
-            spaces.counts.residual += tracked.copy_deferred(process, *sink, until)?;
+            if spaces.counts.residual == PageCount(0) || !until.is_some_and(Deadline::has_passed) {
+                spaces.counts.residual += tracked.copy_deferred(process, *sink, until)?;
+            }
             if tracked.deferred.pages == PageCount(0) {
                 tracked.copy_unread(process, *sink)?;
             }

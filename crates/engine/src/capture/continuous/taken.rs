@@ -33,6 +33,9 @@ pub struct Taken {
     pub arming: Duration,
     /// The stops before the pause in which pages were copied.
     pub slices: Slices,
+    /// The pause budget for the next checkpoint. It is larger than the requested one if a stop of all threads
+    /// needs more time.
+    pub max_pause: Option<Duration>,
     /// Number of pre-copy rounds.
     pub rounds: usize,
     /// Number of pages that were copied while the subject ran, and in slices.

@@ -211,7 +211,8 @@ impl Voice {
 
 impl Taking {
     fn of(tracer: Tracer) -> Self {
-        Self { tracer, pending: VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX), early: None, recheck: None }
+        let pending = VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX);
+        Self { tracer, pending, early: None, raised: Duration::ZERO, recheck: None }
     }
 }
 

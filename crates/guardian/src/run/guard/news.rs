@@ -173,7 +173,8 @@ impl Guard {
         if let Some(found) = comparison {
             self.note_comparison(sequence, &found);
         }
-        self.taking.pending.push_back(taken_event(&taken, self.request.tuning.max_pause));
+        self.taking.pending.push_back(taken_event(&taken));
+        self.note_budget(taken.max_pause);
         self.rebuild.host.reaper.note(self.rebuild.owner, &descendants);
         self.tree.known = descendants;
         self.report_departed(sequence, false);
@@ -186,6 +187,19 @@ impl Guard {
         self.voice.journal.set(&self.voice.record);
         if let Some(completion) = self.taking.early.take() {
             self.note_completion(completion);
+        }
+    }
+
+    /// Records the pause budget in force. Reports when it is raised, and when it has doubled since.
+    fn note_budget(&mut self, now: Option<Duration>) {
+        let asked = self.request.tuning.max_pause;
+        let raised = now.zip(asked).filter(|(now, asked)| now > asked);
+        self.voice.record.facts.max_pause_us = now.map(time::microseconds);
+        self.voice.record.facts.max_pause_asked_us = raised.and(asked).map(time::microseconds);
+        if let Some((now, asked)) = raised.filter(|(now, _)| *now > self.taking.raised * 2) {
+            self.taking.raised = now;
+            let (asked_us, max_pause_us) = (time::microseconds(asked), time::microseconds(now));
+            self.report(RunEvent::PauseRaised { asked_us, max_pause_us });
         }
     }
 
@@ -295,12 +309,12 @@ fn refusal(error: &GuardianError) -> String {
 }
 
 /// Builds the event of a captured checkpoint that is not durable yet.
-fn taken_event(taken: &Taken, max_pause: Option<Duration>) -> CheckpointEvent {
+fn taken_event(taken: &Taken) -> CheckpointEvent {
     let us = time::microseconds;
     CheckpointEvent {
         seq: taken.ticket.sequence().get(),
         arming_us: us(taken.arming),
-        max_pause_us: max_pause.map(us),
+        max_pause_us: taken.max_pause.map(us),
         slices: SlicesReport::of(taken.slices),
         phases: PhaseTimes::of(&taken.phases),
         scanned_pages: taken.phases.scanned.get(),

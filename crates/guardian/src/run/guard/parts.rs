@@ -100,6 +100,8 @@ pub(super) struct Taking {
     pub(super) pending: VecDeque<CheckpointEvent>,
     /// A report of the log about a checkpoint that the tracer has not reported yet.
     pub(super) early: Option<Completion>,
+    /// The largest raised pause budget that was reported.
+    pub(super) raised: Duration,
     /// A failure that the death of the subject may have caused, and the time until which the guard waits for this
     /// death.
     pub(super) recheck: Option<(GuardianError, Instant)>,
