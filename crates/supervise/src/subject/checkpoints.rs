@@ -71,6 +71,7 @@ impl Subject {
     pub(super) fn taken(
         &mut self,
         now: Instant,
+        ago: Duration,
         (pause, arming): (Duration, Duration),
         sliced: Option<Sliced>,
         is_store_slow: bool,
@@ -79,7 +80,8 @@ impl Subject {
             return;
         }
         self.checkpoints.in_flight.push_back(self.checkpoints.next);
-        self.run_time.taken(self.checkpoints.next, now);
+        // The work after the begin of the pause, and output that peers got after it, are not in the checkpoint.
+        self.run_time.taken(self.checkpoints.next, now.checked_sub(ago).unwrap_or(now));
         self.checkpoints.advance();
         if arming > Duration::ZERO {
             self.pace.paused(arming);

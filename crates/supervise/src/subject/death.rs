@@ -611,6 +611,7 @@ mod tests {
         let mut now = Instant::now();
         let mut subject = subject(ChangedFiles::Keep, now);
         let taken = Event::Taken {
+            ago: Duration::ZERO,
             pause: Duration::ZERO,
             arming: Duration::ZERO,
             sliced: None,
@@ -676,8 +677,16 @@ mod tests {
         let again = subject.wake(due).unwrap();
         assert_eq!(subject.step(again, Event::Due), [Action::Take(Sequence(2))]);
         let pause = Duration::from_millis(1);
-        subject
-            .step(again, Event::Taken { pause, arming: Duration::ZERO, sliced: None, is_store_slow: false });
+        subject.step(
+            again,
+            Event::Taken {
+                ago: Duration::ZERO,
+                pause,
+                arming: Duration::ZERO,
+                sliced: None,
+                is_store_slow: false,
+            },
+        );
         assert_eq!(subject.wake(again), None, "one is being written");
         subject.step(again, Event::Committed { sequence: Sequence(2), oldest: None });
         assert_eq!((subject.wake(again), subject.step(again + later, Event::Due)), (None, Vec::new()));

@@ -166,6 +166,8 @@ pub enum Event {
     Continued,
     /// A checkpoint was taken and is being written. This event answers `Action::Take`.
     Taken {
+        /// The time since the begin of the pause. The report of a checkpoint can come long after its pause.
+        ago: Duration,
         /// The duration of the pause for the checkpoint.
         pause: Duration,
         /// The duration of all stops before the pause that attached dirty-page trackers to new processes, or whose

@@ -248,8 +248,8 @@ impl Subject {
             Event::Wanted => self.incarnation.is_wanted |= self.state.is_alive(),
             Event::Due => self.due(now),
             Event::Continued => self.continued(now),
-            Event::Taken { pause, arming, sliced, is_store_slow } => {
-                self.taken(now, (pause, arming), sliced, is_store_slow);
+            Event::Taken { ago, pause, arming, sliced, is_store_slow } => {
+                self.taken(now, ago, (pause, arming), sliced, is_store_slow);
             }
             Event::Scanned { pause } => self.scanned(now, pause),
             Event::NotTaken(why) => self.not_taken(now, why),

@@ -158,7 +158,10 @@ mod tests {
         subject.step(began, Event::Started);
         assert_eq!(subject.step(now, Event::Due), [Action::Take(Sequence(1))]);
         let (pause, arming) = (Duration::ZERO, Duration::ZERO);
-        subject.step(now, Event::Taken { pause, arming, sliced: None, is_store_slow: false });
+        subject.step(
+            now,
+            Event::Taken { ago: Duration::ZERO, pause, arming, sliced: None, is_store_slow: false },
+        );
         subject.step(now, Event::Committed { sequence: Sequence(1), oldest: Some(Sequence(1)) });
         subject
     }
@@ -249,9 +252,28 @@ mod tests {
         // A later checkpoint contains the output.
         assert_eq!(subject.step(later, Event::Due), [Action::Take(Sequence(2))]);
         let (pause, arming) = (Duration::ZERO, Duration::ZERO);
-        subject.step(later, Event::Taken { pause, arming, sliced: None, is_store_slow: false });
+        subject.step(
+            later,
+            Event::Taken { ago: Duration::ZERO, pause, arming, sliced: None, is_store_slow: false },
+        );
         subject.step(later, Event::Committed { sequence: Sequence(2), oldest: Some(Sequence(1)) });
         assert_eq!(subject.prospect(&reached(&[1, 2]), later), Prospect::Restored(Sequence(2)));
+    }
+
+    /// The report of a checkpoint can come after a late release of output that was sent after the pause.
+    #[test]
+    fn a_checkpoint_whose_pause_was_before_the_release_of_output_does_not_contain_it() {
+        let now = Instant::now();
+        let mut subject = subject(now);
+        let later = now + SECOND * 2;
+        assert_eq!(subject.step(later, Event::Due), [Action::Take(Sequence(2))]);
+        subject.step(later + SECOND / 10, Event::OutputSent);
+        let (pause, arming, ago) = (SECOND / 20, Duration::ZERO, SECOND / 5);
+        let reported = later + SECOND / 4;
+        subject.step(reported, Event::Taken { ago, pause, arming, sliced: None, is_store_slow: false });
+        subject.step(reported, Event::Committed { sequence: Sequence(2), oldest: Some(Sequence(1)) });
+        let anew = Prospect::BegunAnew(Some(FreshReason::OutputSent(Sequence(2))));
+        assert_eq!(subject.prospect(&reached(&[1, 2]), reported), anew);
     }
 
     #[test]

@@ -401,7 +401,8 @@ impl World {
             5 => Event::Scanned { pause },
             _ => {
                 let sliced = self.random.bool().then_some(Sliced { longest: pause, total: pause * 20 });
-                Event::Taken { pause, arming: Duration::ZERO, sliced, is_store_slow: self.random.bool() }
+                let (ago, arming) = (Duration::ZERO, Duration::ZERO);
+                Event::Taken { ago, pause, arming, sliced, is_store_slow: self.random.bool() }
             }
         }
     }

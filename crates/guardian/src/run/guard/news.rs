@@ -169,7 +169,13 @@ impl Guard {
         let is_store_slow = waited_for_store(&taken.phases);
         let Slices { count, longest, total } = taken.slices;
         let sliced = (count > 0).then_some(Sliced { longest, total });
-        self.feed(Event::Taken { pause: taken.timings.pause, arming: taken.arming, sliced, is_store_slow });
+        self.feed(Event::Taken {
+            ago: taken.phases.began.elapsed(),
+            pause: taken.timings.pause,
+            arming: taken.arming,
+            sliced,
+            is_store_slow,
+        });
         if let Some(found) = comparison {
             self.note_comparison(sequence, &found);
         }
