@@ -17,6 +17,7 @@ mod history;
 mod journald;
 mod kept_connections;
 mod killed;
+mod late;
 mod lazy;
 mod mapped;
 mod metrics;
