@@ -20,7 +20,7 @@ use undying_channel::{Channels, HeldListener, Level, Limits};
 
 mod common;
 
-use common::{CLIENT, Program, SERVER, await_listening, channels, free_port, python, usual};
+use common::{CLIENT, Program, SERVER, await_listening, channels, python, usual};
 
 /// A server that listens at the addresses of its arguments, `HOST|PORT` or `HOST|PORT|reuse`. The server sends its pid
 /// to every client. A line with an index on standard input makes the server close the socket with this index. The line
@@ -99,7 +99,7 @@ fn await_taken(channels: &Channels, count: usize) {
 
 #[test]
 fn a_listener_is_handed_over_with_what_the_program_has_set() {
-    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
     let Some(mut first) = serve(&channels, &[at(port)]) else { return };
     await_taken(&channels, 1);
     let text = read(port);
@@ -119,7 +119,7 @@ fn a_listener_is_handed_over_with_what_the_program_has_set() {
 
 #[test]
 fn listeners_of_one_address_are_handed_out_in_their_order() {
-    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
     let addresses = [(); 3].map(|()| format!("127.0.0.1|{port}|reuse"));
     let Some(mut first) = serve(&channels, &addresses) else { return };
     await_taken(&channels, 3);
@@ -146,7 +146,7 @@ fn listeners_of_one_address_are_handed_out_in_their_order() {
 
 #[test]
 fn a_listener_that_the_program_closes_is_released() {
-    let (Some(channels), ports) = (usual(), [free_port(), free_port()]) else { return };
+    let (Some(channels), ports) = (usual(), [testkit::free_port(), testkit::free_port()]) else { return };
     let Some(mut server) = serve(&channels, &ports.map(at)) else { return };
     await_taken(&channels, 2);
     let mut input = server.0.stdin.take().unwrap();
@@ -165,7 +165,7 @@ fn a_listener_that_the_program_closes_is_released() {
 #[test]
 fn a_restored_incarnation_has_its_listeners_already() {
     let limits = Limits { blocking: Duration::MAX, unclaimed: Duration::MAX, ..Limits::default() };
-    let (Some(channels), port) = (channels(limits, Clock::default()), free_port()) else { return };
+    let (Some(channels), port) = (channels(limits, Clock::default()), testkit::free_port()) else { return };
     let Some(mut first) = serve(&channels, &[at(port)]) else { return };
     await_taken(&channels, 1);
     let before = channels.inherit(SERVER).unwrap().remove(0);
@@ -259,7 +259,7 @@ while True: s.accept()[0].send(b'%d' % os.getpid())
 
 #[test]
 fn a_listener_that_the_program_closes_is_not_in_its_way() {
-    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
     let Some(mut server) = serve(&channels, &[at(port)]) else { return };
     await_taken(&channels, 1);
     let inode = || channels.inherit(SERVER).unwrap()[0].inode;
@@ -278,7 +278,9 @@ fn a_listener_that_the_program_closes_is_not_in_its_way() {
 fn what_a_new_incarnation_does_not_bind_is_released_in_time() {
     let clock = Clock::by_hand();
     let limits = Limits::default();
-    let (Some(channels), ports) = (channels(limits, clock.clone()), [free_port(), free_port()]) else {
+    let (Some(channels), ports) =
+        (channels(limits, clock.clone()), [testkit::free_port(), testkit::free_port()])
+    else {
         return;
     };
     let Some(mut first) = serve(&channels, &ports.map(at)) else { return };
@@ -302,7 +304,7 @@ fn what_a_new_incarnation_does_not_bind_is_released_in_time() {
 
 #[test]
 fn a_held_listener_is_not_in_the_way_of_another_address() {
-    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
     let Some(mut first) = serve(&channels, &[format!("0.0.0.0|{port}")]) else { return };
     await_taken(&channels, 1);
     first.kill();
@@ -368,7 +370,7 @@ fn await_waiting(channels: &Channels, count: usize) {
 
 #[test]
 fn a_caller_waits_for_a_provider_that_does_not_exist_yet() {
-    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
     channels.declare(SERVER, &[format!("localhost:{port}")]).unwrap();
     let Some(mut client) = call(&channels, port, "plain") else { return };
     await_waiting(&channels, 1);
@@ -385,7 +387,7 @@ fn a_caller_waits_for_a_provider_that_does_not_exist_yet() {
 
 #[test]
 fn a_provider_that_is_ready_without_a_listener_has_callers_proceed() {
-    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
     channels.declare(SERVER, &[format!("127.0.0.1:{port}")]).unwrap();
     let Some(mut client) = call(&channels, port, "plain") else { return };
     await_waiting(&channels, 1);
@@ -406,7 +408,7 @@ fn a_provider_that_is_ready_without_a_listener_has_callers_proceed() {
 fn waits_end_by_limits_and_signals() {
     let limit = Duration::from_millis(400);
     let limits = Limits { blocking: limit, nonblocking: limit / 2, ..Limits::default() };
-    let (Some(short), port) = (channels(limits, Clock::default()), free_port()) else { return };
+    let (Some(short), port) = (channels(limits, Clock::default()), testkit::free_port()) else { return };
     let declared = format!("127.0.0.1:{port}");
     short.declare(SERVER, &[&declared]).unwrap();
     let Some(mut client) = call(&short, port, "plain") else { return };
@@ -437,7 +439,7 @@ fn waits_end_by_limits_and_signals() {
 /// Stops the caller like a checkpoint does.
 #[test]
 fn a_caller_that_waits_can_be_stopped() {
-    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
     channels.declare(SERVER, &[format!("127.0.0.1:{port}")]).unwrap();
     channels.expect_stops(CLIENT);
     let Some(mut client) = call(&channels, port, "plain") else { return };
@@ -451,7 +453,7 @@ fn a_caller_that_waits_can_be_stopped() {
 
 #[test]
 fn a_caller_that_is_killed_is_forgotten() {
-    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
     channels.declare(SERVER, &[format!("127.0.0.1:{port}")]).unwrap();
     let Some(mut client) = call(&channels, port, "plain") else { return };
     await_waiting(&channels, 1);
@@ -462,7 +464,7 @@ fn a_caller_that_is_killed_is_forgotten() {
 #[test]
 fn no_more_callers_are_held_than_the_limit_says() {
     let limits = Limits { callers_max: 2, ..Limits::default() };
-    let (Some(channels), port) = (channels(limits, Clock::default()), free_port()) else { return };
+    let (Some(channels), port) = (channels(limits, Clock::default()), testkit::free_port()) else { return };
     channels.declare(SERVER, &[format!("127.0.0.1:{port}")]).unwrap();
     let Some(mut first) = call(&channels, port, "plain") else { return };
     let mut second = call(&channels, port, "plain").unwrap();
@@ -601,7 +603,7 @@ fn calls_through_the_32_bit_entry_are_understood() {
     if !Command::new(&program).status().unwrap().success() {
         return println!("unsupported: the kernel has no 32-bit calls");
     }
-    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
     let start = || Program::start(&channels, SERVER, Command::new(&program).arg(port.to_string()));
     let mut first = start();
     await_taken(&channels, 1);
@@ -622,7 +624,7 @@ const CALLERS: usize = 3;
 fn guardian_that_is_killed() {
     let Ok(place) = std::env::var(GUARDIAN) else { return };
     let place = Path::new(&place);
-    let (channels, port) = (usual().unwrap(), free_port());
+    let (channels, port) = (usual().unwrap(), testkit::free_port());
     channels.declare(SERVER, &[format!("127.0.0.1:{port}")]).unwrap();
     let callers: Vec<Program> = (0..CALLERS)
         .map(|number| {
@@ -681,7 +683,7 @@ print(sorted(times)[count // 2])
 #[test]
 fn the_cost_of_a_call_is_small() {
     const COUNT: usize = 2000;
-    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
     let Some(server) = serve(&channels, &[at(port)]) else { return };
     await_listening(&channels, SERVER);
     channels.provider_ready(SERVER);

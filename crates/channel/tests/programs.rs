@@ -16,9 +16,7 @@ use undying_channel::Level;
 
 mod common;
 
-use common::{
-    Clients, Program, SERVER, Seen, Server, answer, await_listening, free_port, installed, python, usual,
-};
+use common::{Clients, Program, SERVER, Seen, Server, answer, await_listening, installed, python, usual};
 
 const HTTP: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
 /// Number of times that each program is killed.
@@ -78,7 +76,7 @@ fn tcp(port: u16) -> Server {
 
 #[test]
 fn python_http_server() {
-    let (Some(python), port) = (installed("python3"), free_port()) else { return };
+    let (Some(python), port) = (installed("python3"), testkit::free_port()) else { return };
     let directory = tempfile::tempdir().unwrap();
     survives("http.server", &tcp(port), HTTP, || {
         let mut command = Command::new(&python);
@@ -89,7 +87,7 @@ fn python_http_server() {
 
 #[test]
 fn redis() {
-    let (Some(redis), port) = (installed("redis-server"), free_port()) else { return };
+    let (Some(redis), port) = (installed("redis-server"), testkit::free_port()) else { return };
     let directory = tempfile::tempdir().unwrap();
     survives("redis", &tcp(port), b"PING\r\n", || {
         let mut command = Command::new(&redis);
@@ -101,7 +99,7 @@ fn redis() {
 
 #[test]
 fn memcached() {
-    let (Some(memcached), port) = (installed("memcached"), free_port()) else { return };
+    let (Some(memcached), port) = (installed("memcached"), testkit::free_port()) else { return };
     survives("memcached", &tcp(port), b"version\r\n", || {
         let mut command = Command::new(&memcached);
         command.args(["-u", "root", "-l", "127.0.0.1", "-p", &port.to_string()]);
@@ -111,7 +109,7 @@ fn memcached() {
 
 #[test]
 fn node() {
-    let (Some(node), port) = (installed("node"), free_port()) else { return };
+    let (Some(node), port) = (installed("node"), testkit::free_port()) else { return };
     let text = format!("require('http').createServer((q, s) => s.end('here')).listen({port}, '127.0.0.1')");
     survives("node", &tcp(port), HTTP, || {
         let mut command = Command::new(&node);
@@ -134,7 +132,7 @@ fn nginx_configuration(directory: &Path, port: u16) -> String {
 
 #[test]
 fn nginx_with_workers() {
-    let (Some(nginx), port) = (installed("nginx"), free_port()) else { return };
+    let (Some(nginx), port) = (installed("nginx"), testkit::free_port()) else { return };
     let directory = tempfile::tempdir().unwrap();
     let configuration = directory.path().join("nginx.conf");
     std::fs::write(&configuration, nginx_configuration(directory.path(), port)).unwrap();
@@ -209,7 +207,7 @@ while True:
 
 #[test]
 fn thousands_of_connections_wait_for_a_dead_program() {
-    let (Some(channels), port) = (usual(), free_port()) else { return };
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
     let somaxconn: usize =
         std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap();
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
@@ -261,7 +259,7 @@ fn survives_any_moment(name: &str, server: &Server, start: impl Fn() -> Command)
 
 #[test]
 fn a_tcp_server_that_is_killed_at_any_moment() {
-    let port = free_port();
+    let port = testkit::free_port();
     if python("").is_some() {
         survives_any_moment("tcp, any moment", &tcp(port), || {
             let mut command = python(BUSY_SERVER).unwrap();

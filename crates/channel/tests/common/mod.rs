@@ -5,7 +5,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -57,11 +57,6 @@ pub(crate) fn python(text: &str) -> Option<Command> {
     let mut command = Command::new(installed("python3")?);
     command.arg("-c").arg(text);
     Some(command)
-}
-
-/// Returns a port that was free a moment ago.
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// A program in its own process group. Drop kills the group.

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::OnceLock;
@@ -36,7 +36,8 @@ impl Chain {
     /// Starts the chain. `order` contains the position of each link in the order of starts. No component declares a
     /// dependency (`needs`).
     fn up(order: [usize; 4]) -> Self {
-        let (lab, ports, names) = (Lab::new(), free_ports(), order.map(|place| NAMES[place]));
+        let (lab, ports, names) =
+            (Lab::new(), [(); 4].map(|()| testkit::free_port()), order.map(|place| NAMES[place]));
         let mut links: Vec<usize> = (0..LINKS.len()).collect();
         links.sort_by_key(|link| order[*link]);
         let (program, file) = (program().display(), lab.path("chain"));
@@ -108,12 +109,6 @@ fn program() -> &'static Path {
         assert!(status.unwrap().success(), "the link does not compile");
         own
     })
-}
-
-/// Returns four different free ports. All ports stay bound until the last port is known.
-fn free_ports() -> [u16; 4] {
-    let held = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    held.map(|listener| listener.local_addr().unwrap().port())
 }
 
 /// Returns all permutations of the four positions.

@@ -1,7 +1,7 @@
 //! Tests of `undying metrics`, printed for an operator and served to Prometheus.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use crate::common::{Guarded, Lab, supported, until};
@@ -59,7 +59,7 @@ fn metrics_of_a_subject_are_printed_and_served() {
     server.kill().unwrap();
     server.wait().unwrap();
 
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = SocketAddr::from(([127, 0, 0, 1], testkit::free_port()));
     let mut server = lab.undying(["metrics", "--listen", &port.to_string()]).spawn().unwrap();
     assert!(whole(until("the server", || TcpStream::connect(port).ok())).contains("undying_incarnation"));
     server.kill().unwrap();

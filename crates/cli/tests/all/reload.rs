@@ -5,7 +5,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
-use crate::common::system::{System, ask, free_port};
+use crate::common::system::{System, ask};
 use crate::common::{supported, until};
 
 fn component(name: &str, keys: &str) -> String {
@@ -109,7 +109,7 @@ fn keys_of_the_checks_take_effect_without_a_restart() {
     if !supported() {
         return;
     }
-    let (first, second) = (free_port(), free_port());
+    let (first, second) = (testkit::free_port(), testkit::free_port());
     let listens = |probe: u16, more: &str| {
         format!(
             "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\", \"listen={first}\"]\n\
@@ -182,7 +182,7 @@ fn callers_wait_for_an_address_that_only_channels_names() {
     if !supported() {
         return;
     }
-    let port = free_port();
+    let port = testkit::free_port();
     let client = "python3 -c 'import socket, sys; print(socket.create_connection((\\\"127.0.0.1\\\", int(sys.argv[1]))).recv(9))'";
     let system = System::up(&format!(
         "[component.client]\ncommand = [\"sh\", \"-c\", \"{client} {port}; sleep 1000\"]\nlog = \"client.log\"\n\

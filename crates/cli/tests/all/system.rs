@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use testkit::ProcessId;
 
-use crate::common::system::{System, ask, free_port, program};
+use crate::common::system::{System, ask, program};
 use crate::common::{Lab, supported, until, wait};
 
 #[test]
@@ -20,7 +20,7 @@ fn components_start_in_the_order_of_their_needs_and_end_in_reverse() {
     if !supported() {
         return;
     }
-    let port = free_port();
+    let port = testkit::free_port();
     let system = System::up(&format!(
         "[component.c]\ncommand = [\"PROGRAM\", \"FOLDER/all\", \"ready\"]\nneeds = [\"b\"]\nready = {{ notify = true }}\n\
          [component.a]\ncommand = [\"PROGRAM\", \"FOLDER/all\", \"listen={port}\", \"delay=300\"]\n\
@@ -179,7 +179,7 @@ fn hearts_that_stop_are_noticed() {
     if !supported() {
         return;
     }
-    let (probed, silent) = (free_port(), free_port());
+    let (probed, silent) = (testkit::free_port(), testkit::free_port());
     let system = System::up(&format!(
         "[component.beats]\ncommand = [\"PROGRAM\", \"FOLDER/beats\", \"beat=100\"]\n\
          heartbeat = {{ notify = true, every = \"2s\" }}\n\
@@ -355,7 +355,7 @@ fn a_killed_process_that_keeps_the_listeners_is_replaced() {
     if !supported() {
         return;
     }
-    let port = free_port();
+    let port = testkit::free_port();
     let system = System::up(&format!(
         "[component.web]\ncommand = [\"PROGRAM\", \"FOLDER/web\", \"listen={port}\"]\nready = {{ listen = true }}\n"
     ));
@@ -540,7 +540,7 @@ fn clients_are_never_refused_while_a_component_dies_and_comes_back() {
     if !supported() {
         return;
     }
-    let (fresh, kept) = (free_port(), free_port());
+    let (fresh, kept) = (testkit::free_port(), testkit::free_port());
     let system = System::up(&format!(
         "[component.fresh]\ncommand = [\"PROGRAM\", \"FOLDER/fresh\", \"listen={fresh}\"]\n\
          ready = {{ tcp = \"127.0.0.1:{fresh}\" }}\nrestart = {{ max = \"100/1m\", backoff = \"10ms..50ms\" }}\n\
@@ -591,7 +591,7 @@ fn a_caller_waits_for_a_component_that_is_not_up_yet() {
     if !supported() {
         return;
     }
-    let port = free_port();
+    let port = testkit::free_port();
     let system = System::up(&format!(
         "[component.client]\ncommand = [\"sh\", \"-c\", \"exec 3<>/dev/tcp/127.0.0.1/{port} && cat <&3 > FOLDER/answer; \
          echo $? > FOLDER/code; sleep 600\"]\n\
@@ -624,7 +624,7 @@ fn a_bit_that_flips_in_code_is_found_and_gone_within_two_sweeps() {
     if !supported() {
         return;
     }
-    let port = free_port();
+    let port = testkit::free_port();
     let system = System::up(&format!(
         "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\", \"listen={port}\"]\nintegrity = \"1s\"\n\
          ready = {{ tcp = \"127.0.0.1:{port}\" }}\n"
@@ -658,7 +658,7 @@ fn a_killed_guardian_harms_nothing_and_the_next_one_takes_everything_over() {
     if !supported() {
         return;
     }
-    let port = free_port();
+    let port = testkit::free_port();
     let mut system = System::up(&format!(
         "[component.fresh]\ncommand = [\"PROGRAM\", \"FOLDER/fresh\", \"listen={port}\", \"keep\", \"ready\"]\n\
          ready = {{ notify = true, timeout = \"5s\" }}\n\

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::common::system::{System, ask, free_port};
+use crate::common::system::{System, ask};
 use crate::common::{supported, until};
 
 /// Duration of the start of the component.
@@ -71,7 +71,7 @@ fn a_warm_component_is_back_without_its_start_and_its_log_goes_on() {
     if !supported() {
         return;
     }
-    let port = free_port();
+    let port = testkit::free_port();
     let system = up(port);
     await_checkpoints(&system, 1);
     assert_eq!(ask(port).as_deref(), Some("1"));
@@ -93,7 +93,7 @@ fn a_warm_component_whose_file_has_changed_starts_from_its_beginning() {
     if !supported() {
         return;
     }
-    let port = free_port();
+    let port = testkit::free_port();
     let system = up(port);
     await_checkpoints(&system, 1);
     std::fs::write(system.lab.path("order"), "").unwrap();

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::http;
 use crate::load::Load;
 use crate::problem::Outcome;
-use crate::requirements::{self, PACKET_FILTER, free_port};
+use crate::requirements::{self, PACKET_FILTER};
 use crate::sources::{self, words};
 use crate::subject::{End, Subject};
 
@@ -18,7 +18,7 @@ fn go() -> Outcome {
     if !requirements::are_met(&["go", PACKET_FILTER]) {
         return Ok(());
     }
-    let port = free_port()?;
+    let port = testkit::free_port();
     let mut subject = Subject::start("go", |folder| {
         let (program, port) = (sources::go(folder, "goserver/main.go")?, port.to_string());
         Ok(words([&program, &folder, &port]))

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::http;
 use crate::load::Load;
 use crate::problem::Outcome;
-use crate::requirements::{self, PACKET_FILTER, free_port};
+use crate::requirements::{self, PACKET_FILTER};
 use crate::sources::{self, words};
 use crate::subject::{End, Subject};
 
@@ -33,7 +33,7 @@ fn jvm(name: &'static str, collector: &[&str]) -> Outcome {
         return Ok(());
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let port = free_port()?;
+    let port = testkit::free_port();
     let mut subject = Subject::start(name, |folder| {
         sources::java(folder, "jvm/Work.java")?;
         let port = port.to_string();

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use crate::connection::Connection;
 use crate::load::{Load, Ticker};
 use crate::problem::{Outcome, check};
-use crate::requirements::{self, PACKET_FILTER, free_port};
+use crate::requirements::{self, PACKET_FILTER};
 use crate::sources::words;
 use crate::subject::{End, Subject};
 
@@ -19,7 +19,7 @@ fn memcached() -> Outcome {
     if !requirements::are_met(&["memcached", PACKET_FILTER]) {
         return Ok(());
     }
-    let port = free_port()?;
+    let port = testkit::free_port();
     let mut subject = Subject::start("memcached", |_folder| {
         let port = port.to_string();
         Ok(words([&"memcached", &"-u", &"root", &"-l", &"127.0.0.1", &"-p", &port, &"-t", &"4"]))

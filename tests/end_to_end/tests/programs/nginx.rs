@@ -15,7 +15,7 @@ use testkit::{ProcessId, descendants};
 use crate::connection::Connection;
 use crate::load::{Load, Ticker};
 use crate::problem::{Context, Outcome, check};
-use crate::requirements::{self, PACKET_FILTER, find, free_port};
+use crate::requirements::{self, PACKET_FILTER, find};
 use crate::sources::words;
 use crate::subject::{End, Subject};
 use crate::{LIMIT, POLL, http};
@@ -31,7 +31,7 @@ fn nginx() -> Outcome {
     if !requirements::are_met(&["nginx", PACKET_FILTER]) {
         return Ok(());
     }
-    let port = free_port()?;
+    let port = testkit::free_port();
     let mut subject = Subject::start("nginx", |folder| {
         prepare(folder, port)?;
         let program = find("nginx").unwrap_or_else(|| "nginx".into());

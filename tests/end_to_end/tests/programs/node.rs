@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use crate::http;
 use crate::load::Load;
 use crate::problem::Outcome;
-use crate::requirements::{self, PACKET_FILTER, free_port};
+use crate::requirements::{self, PACKET_FILTER};
 use crate::sources::{source, words};
 use crate::subject::{End, Subject};
 
@@ -17,7 +17,7 @@ fn node() -> Outcome {
     if !requirements::are_met(&["node", PACKET_FILTER]) {
         return Ok(());
     }
-    let port = free_port()?;
+    let port = testkit::free_port();
     let mut subject = Subject::start("node", |folder| {
         let port = port.to_string();
         Ok(words([&"node", &source("server.js"), &folder, &port]))

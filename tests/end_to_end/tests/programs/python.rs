@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::connection::Connection;
 use crate::load::{Load, Ticker};
 use crate::problem::{Context, Outcome, check};
-use crate::requirements::{self, PACKET_FILTER, free_port};
+use crate::requirements::{self, PACKET_FILTER};
 use crate::sources::{source, words};
 use crate::subject::{End, Subject};
 
@@ -18,7 +18,7 @@ fn python() -> Outcome {
     if !requirements::are_met(&["python3", PACKET_FILTER]) {
         return Ok(());
     }
-    let port = free_port()?;
+    let port = testkit::free_port();
     let mut subject = Subject::start("python", |folder| {
         let (python, port) = (interpreter()?, port.to_string());
         Ok(words([&python, &source("counter.py"), &folder, &port]))

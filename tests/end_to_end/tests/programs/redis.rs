@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use crate::connection::Connection;
 use crate::load::{Load, Ticker};
 use crate::problem::{Context, Outcome, check};
-use crate::requirements::{self, PACKET_FILTER, free_port};
+use crate::requirements::{self, PACKET_FILTER};
 use crate::sources::words;
 use crate::subject::{End, Subject};
 
@@ -27,7 +27,7 @@ fn redis() -> Outcome {
     if !requirements::are_met(&["redis-server", PACKET_FILTER]) {
         return Ok(());
     }
-    let port = free_port()?;
+    let port = testkit::free_port();
     let mut subject = Subject::start("redis", |folder| {
         let port = port.to_string();
         let server = words([&"redis-server", &"--port", &port, &"--bind", &"127.0.0.1", &"--dir", &folder]);

@@ -1,7 +1,7 @@
 //! A system (several components) under `undying up`, for tests.
 
 use std::io::Read;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::OnceLock;
@@ -125,10 +125,6 @@ pub(crate) fn program() -> &'static Path {
         assert!(status.success(), "the component does not compile");
         own
     })
-}
-
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Connects to a component, and returns its answer.
