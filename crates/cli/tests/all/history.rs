@@ -50,10 +50,10 @@ fn a_life_and_a_death_are_told_in_order() {
 
     let all = events(&lab);
     let kinds: Vec<&str> = all.iter().map(|event| event["event"].as_str().unwrap()).collect();
-    // On a busy machine, several checkpoints are still being written at the time of the death.
-    let is_other = |kind: &&str| *kind != "checkpoint" && *kind != "dropped";
-    let others: Vec<&str> = kinds.iter().copied().filter(is_other).collect();
-    assert_eq!(others, ["started", "died", "restored", "ended"], "{kinds:?}");
+    // On a busy machine, other events report late checkpoints and long stops.
+    const OF_LIVES: [&str; 4] = ["started", "died", "restored", "ended"];
+    let of_lives: Vec<&str> = kinds.iter().copied().filter(|kind| OF_LIVES.contains(kind)).collect();
+    assert_eq!(of_lives, OF_LIVES, "{kinds:?}");
     assert!(all.windows(2).all(|pair| pair[0]["time"].as_str() <= pair[1]["time"].as_str()));
     let restored = &of_kind(&lab, "restored")[0];
     let checkpoints = of_kind(&lab, "checkpoint");

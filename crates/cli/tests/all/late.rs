@@ -1,7 +1,5 @@
 //! Tests of checkpoints that are late, and of programs that one pause budget does not suffice for.
 
-use std::time::Duration;
-
 use crate::common::{Guarded, Lab, supported, until};
 use crate::policies::events;
 
@@ -41,7 +39,6 @@ while not os.path.exists("stop"):
 /// One stop of all processes takes longer than the default of `--max-pause`.
 #[test]
 fn many_processes_that_write_are_checkpointed_and_run() {
-    const WITHIN: Duration = Duration::from_secs(40);
     if !supported() {
         return;
     }
@@ -62,9 +59,8 @@ while not os.path.exists("stop"):
 '"#;
     let guarded = Guarded::run(&lab, &["--every", "100ms"], script);
     until("the processes", || lab.path("begun").exists().then_some(()));
-    let began = std::time::Instant::now();
+    // Without a raised budget, no checkpoint is ever complete.
     guarded.await_checkpoints(4);
-    assert!(began.elapsed() < WITHIN, "{:?}\n{}", began.elapsed(), guarded.said());
     let raised = events(&lab, "pause-raised");
     assert!((1..4).contains(&raised.len()), "{raised:?}");
     assert!(guarded.said().contains("takes longer than --max-pause 5.0 ms"), "{}", guarded.said());

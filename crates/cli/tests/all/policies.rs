@@ -438,6 +438,8 @@ if name == "root":
     os.wait()
 '"#;
     let guarded = Guarded::run(&lab, &["--every", "100ms", "--files", "keep"], script);
+    let beats = |name| std::fs::read_to_string(lab.path("beats")).unwrap_or_default().matches(name).count();
+    until("beats of both", || (beats("root") > 0 && beats("child") > 0).then_some(()));
     guarded.await_checkpoints(2);
     let root = guarded.root();
     for process in testkit::descendants(root).into_iter().chain([root]) {
@@ -447,9 +449,8 @@ if name == "root":
     guarded.kill();
     guarded.await_incarnation(1);
     for name in ["root", "child"] {
-        let beats = || std::fs::read_to_string(lab.path("beats")).unwrap().matches(name).count();
-        let before = beats();
-        until("a beat", || (beats() > before).then_some(()));
+        let before = beats(name);
+        until("a beat", || (beats(name) > before).then_some(()));
     }
     std::fs::write(lab.path("stop"), "").unwrap();
     assert_eq!(guarded.end(), 0);
