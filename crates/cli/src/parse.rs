@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use guardian::{
-    CODECS, Codec, EVERY_MIN, GuardianError, MAX_PAUSE_MIN, RestartLimit, StoreLocation, Success,
+    CODECS, Codec, CostMax, EVERY_MIN, GuardianError, MAX_PAUSE_MIN, RestartLimit, StoreLocation, Success,
 };
 use model::{ByteCount, Pid};
 
@@ -175,6 +175,14 @@ pub(crate) fn percent(text: &str) -> Result<f64, Malformed> {
     const MALFORMED: Malformed = Malformed("a part of time is a number of percent above 0, like 10 or 2.5");
     let number: f64 = text.strip_suffix('%').unwrap_or(text).parse().map_err(|_| MALFORMED)?;
     if number.is_finite() && number > 0.0 { Ok(number / 100.0) } else { Err(MALFORMED) }
+}
+
+/// Parses a limit of the costs of checkpoints: a number of per cent, or `off`.
+pub(crate) fn cost_max(text: &str) -> Result<CostMax, Malformed> {
+    match text {
+        "off" => Ok(CostMax::Off),
+        _ => percent(text).map(CostMax::Share),
+    }
 }
 
 /// A set of CPUs.

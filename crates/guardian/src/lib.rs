@@ -56,12 +56,12 @@ pub use journal::EventRow;
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, RestoreRequest, Resumed, checkpoint, restore};
 pub use record::{
-    Brings, ConnectionsReport, Death, DeathNow, FreshReport, LateReport, PauseMicroseconds, RefusalReport,
-    SlicesReport, SubjectFacts, SubjectState, VerifiedReport,
+    Brings, ConnectionsReport, CostsReport, Death, DeathNow, FreshReport, LateReport, PauseMicroseconds,
+    RefusalReport, SlicesReport, SubjectFacts, SubjectState, VerifiedReport,
 };
 pub use run::{
-    COMPRESS_AFTER_DEFAULT, ComponentChannels, Damaged, EVERY_DEFAULT, EVERY_MIN, FILES_UNDO_MAX_DEFAULT,
-    Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
+    COMPRESS_AFTER_DEFAULT, ComponentChannels, CostMax, Damaged, EVERY_DEFAULT, EVERY_MIN,
+    FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
 };
 pub use signals::in_background;
 pub use status::{SubjectReport, status};

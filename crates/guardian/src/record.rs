@@ -257,6 +257,9 @@ pub struct SubjectFacts {
     /// The slices of the last checkpoint.
     #[serde(default)]
     pub slices: SlicesReport,
+    /// What the checkpoints cost the subject.
+    #[serde(default)]
+    pub costs: CostsReport,
     /// Results of comparing checkpoints with the subject.
     #[serde(default)]
     pub verified: VerifiedReport,
@@ -286,6 +289,30 @@ pub struct SubjectFacts {
     pub held_back: Vec<RefusalReport>,
     /// For each reason: the number of checkpoints that were not taken.
     pub refusals: Vec<RefusalReport>,
+}
+
+/// What the checkpoints of a subject cost.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct CostsReport {
+    /// The time that recent checkpoints took from the subject, in per cent of the elapsed time: stops, page faults, and
+    /// processor time of the guardian that the subject could have used.
+    pub percent: f64,
+    /// The limit (`--cost-max`). `None`: no limit.
+    pub max_percent: Option<f64>,
+    /// The time between two checkpoints, if the limit makes it longer than requested.
+    pub interval_us: Option<u64>,
+    /// Number of pages that checkpoints have copied, since the start of the guardian.
+    pub copied_pages: u64,
+    /// Number of these copies that a later copy of the same checkpoint has replaced.
+    pub wasted_copies: u64,
+}
+
+impl CostsReport {
+    /// Counts the copies for a committed checkpoint, which contains `pages` pages.
+    pub(crate) fn note_copies(&mut self, copied: u64, pages: u64) {
+        self.copied_pages += copied;
+        self.wasted_copies += copied.saturating_sub(pages);
+    }
 }
 
 /// Numbers of TCP connections of a subject to outside processes: the present connections, and what happened to

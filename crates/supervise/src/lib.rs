@@ -25,7 +25,7 @@ mod system;
 
 pub use back_off::BackOffPlan;
 pub use fault::Fault;
-pub use pace::Pauses;
+pub use pace::{CostLimit, Pauses};
 pub use restarts::RestartLimit;
 pub use status::{ChangedFiles, RestartPolicy, SubjectStatus, Success};
 pub use subject::{

@@ -1,9 +1,11 @@
 //! The schedule of checkpoints, and their achieved rate. A round is one interval of the schedule.
 //!
-//! Owns: the schedule, and the bounded histories of pauses and commits.
+//! A checkpoint costs the subject time. If the costs exceed a limit, the interval grows.
+//!
+//! Owns: the schedule, and the bounded histories of pauses, commits and costs.
 //! Invariants: the subject is stopped for at most a quarter of the time. The retry interval after a refused checkpoint
 //! doubles, up to a maximum.
-//! Does not: read a clock.
+//! Does not: read a clock, or measure costs.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,21 +15,57 @@ const PAUSES_MAX: usize = 1024;
 /// The number of commits in the history for the achieved rate. At a high rate, the history covers a few seconds, and at
 /// a low rate a longer time.
 const COMMITS_MAX: usize = 64;
+/// The number of checkpoints whose costs are averaged. A program can change its behaviour soon.
+const COSTS_MAX: usize = 8;
 /// The maximum interval between two attempts to checkpoint a subject that was refused.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// After a checkpoint, the subject runs at least this many times as long as it was stopped.
 const RUNS: u32 = 3;
 
+/// The limit of the costs of checkpoints.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CostLimit {
+    /// The maximum share of the elapsed time; 0.1 is a tenth.
+    pub share: f64,
+    /// The longest interval to which the costs can extend the requested interval.
+    pub interval_max: Duration,
+}
+
+impl CostLimit {
+    /// Returns the time in which this cost is within the limit, at most `longest`.
+    fn spread(self, cost: Duration, longest: Duration) -> Duration {
+        Duration::try_from_secs_f64(cost.as_secs_f64() / self.share).map_or(longest, |time| time.min(longest))
+    }
+}
+
+/// What one checkpoint took from the subject.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Costs {
+    /// The duration of the pause.
+    pub(crate) pause: Duration,
+    /// The total duration of the stops before the pause.
+    pub(crate) before: Duration,
+    /// The time that the subject has lost in all, including `pause` and `before`.
+    pub(crate) total: Duration,
+}
+
 /// The schedule of checkpoints.
 #[derive(Debug)]
 pub(crate) struct Pace {
     /// The checkpoint interval. `None`: no checkpoint is ever due.
     every: Option<Duration>,
+    limit: Option<CostLimit>,
     next: Option<Instant>,
     retry: Duration,
+    /// The end of the last checkpoint, or the begin of the incarnation.
+    last: Instant,
+    /// The time until which the costs of all checkpoints are within the limit.
+    paid_until: Instant,
     pauses: VecDeque<Duration>,
     commits: VecDeque<Instant>,
+    /// The costs of recent checkpoints, with the time since the checkpoint before.
+    costs: VecDeque<(Duration, Duration)>,
 }
 
 /// Percentiles of the pauses in the history.
@@ -43,13 +81,17 @@ pub struct Pauses {
 
 impl Pace {
     /// Returns a schedule in which the first checkpoint is due after `every`.
-    pub(crate) fn new(every: Option<Duration>, now: Instant) -> Self {
+    pub(crate) fn new(every: Option<Duration>, limit: Option<CostLimit>, now: Instant) -> Self {
         Self {
             every,
+            limit,
             next: every.map(|every| now + every),
             retry: every.unwrap_or_default(),
+            last: now,
+            paid_until: now,
             pauses: VecDeque::with_capacity(PAUSES_MAX),
             commits: VecDeque::with_capacity(COMMITS_MAX),
+            costs: VecDeque::with_capacity(COSTS_MAX),
         }
     }
 
@@ -62,7 +104,9 @@ impl Pace {
     pub(crate) fn begin(&mut self, now: Instant) {
         self.next = self.every.map(|every| now + every);
         self.retry = self.every.unwrap_or_default();
+        (self.last, self.paid_until) = (now, now);
         self.commits.clear();
+        self.costs.clear();
     }
 
     /// Records a stop of the subject. For a checkpoint, `taken` records the pause.
@@ -70,12 +114,14 @@ impl Pace {
         push(&mut self.pauses, pause, PAUSES_MAX);
     }
 
-    /// Records a checkpoint that was taken and may not be committed yet. `before` is the total duration of the stops before
-    /// the pause. Returns the number of rounds that were missed.
-    pub(crate) fn taken(&mut self, pause: Duration, before: Duration, now: Instant) -> u32 {
-        self.paused(pause);
+    /// Records a checkpoint that was taken and may not be committed yet. Returns the number of rounds that were missed.
+    pub(crate) fn taken(&mut self, costs: Costs, now: Instant) -> u32 {
+        self.paused(costs.pause);
+        let since = std::mem::replace(&mut self.last, now);
+        push(&mut self.costs, (costs.total, now.saturating_duration_since(since)), COSTS_MAX);
         let (Some(every), Some(due)) = (self.every, self.next) else { return 0 };
         self.retry = every;
+        let paid_until = self.pay(costs.total, since, now);
         // Missed rounds are skipped.
         let mut rounds = 0;
         let mut next = due + every;
@@ -84,8 +130,39 @@ impl Pace {
             rounds = u32::try_from(behind / every.as_nanos().max(1) + 1).unwrap_or(u32::MAX);
             next += every.saturating_mul(rounds);
         }
-        self.next = Some(next.max(now + RUNS * (pause + before)));
+        let runs_until = now + RUNS * (costs.pause + costs.before);
+        self.next = Some(next.max(runs_until).max(paid_until));
         rounds
+    }
+
+    /// Returns the earliest time for the next checkpoint, so that the costs of all checkpoints are within the limit. Time
+    /// before `since` counts for earlier checkpoints.
+    fn pay(&mut self, cost: Duration, since: Instant, now: Instant) -> Instant {
+        let Some(limit) = self.limit else { return now };
+        let longest = self.longest(limit);
+        // A single expensive checkpoint must not defer many others.
+        self.paid_until = (self.paid_until.max(since) + limit.spread(cost, longest)).min(now + 2 * longest);
+        self.paid_until.min(now + longest)
+    }
+
+    fn longest(&self, limit: CostLimit) -> Duration {
+        limit.interval_max.max(self.every.unwrap_or_default())
+    }
+
+    /// Returns the present interval, if the limit of the costs makes it longer than the requested interval.
+    pub(crate) fn longer_interval(&self) -> Option<Duration> {
+        let (limit, every) = (self.limit?, self.every?);
+        let count = u32::try_from(self.costs.len()).ok().filter(|count| *count > 0)?;
+        let mean = self.costs.iter().map(|(cost, _)| *cost).sum::<Duration>() / count;
+        let needed = limit.spread(mean, self.longest(limit));
+        (needed > every).then_some(needed)
+    }
+
+    /// Returns the share of the elapsed time that recent checkpoints took from the subject; 0.1 is a tenth.
+    pub(crate) fn cost_share(&self) -> f64 {
+        let sum = |part: fn(&(Duration, Duration)) -> Duration| self.costs.iter().map(part).sum::<Duration>();
+        let elapsed = sum(|(_, elapsed)| *elapsed).as_secs_f64();
+        if elapsed > 0.0 { sum(|(cost, _)| *cost).as_secs_f64() / elapsed } else { 0.0 }
     }
 
     /// Records a committed checkpoint.
@@ -137,21 +214,25 @@ mod tests {
     const EVERY: Duration = Duration::from_millis(100);
     const ZERO: Duration = Duration::ZERO;
 
+    fn stops(pause: Duration, before: Duration) -> Costs {
+        Costs { pause, before, total: pause + before }
+    }
+
     #[test]
     fn rounds_are_kept_and_missed_ones_left_out() {
         let start = Instant::now();
-        let mut pace = Pace::new(Some(EVERY), start);
+        let mut pace = Pace::new(Some(EVERY), None, start);
         assert_eq!(pace.next(), Some(start + EVERY));
-        assert_eq!(pace.taken(Duration::from_millis(1), ZERO, start + Duration::from_millis(103)), 0);
+        assert_eq!(pace.taken(stops(Duration::from_millis(1), ZERO), start + Duration::from_millis(103)), 0);
         assert_eq!(pace.next(), Some(start + 2 * EVERY));
-        assert_eq!(pace.taken(Duration::from_millis(1), ZERO, start + Duration::from_millis(520)), 3);
+        assert_eq!(pace.taken(stops(Duration::from_millis(1), ZERO), start + Duration::from_millis(520)), 3);
         assert_eq!(pace.next(), Some(start + 6 * EVERY));
     }
 
     #[test]
     fn without_checkpoints_none_is_ever_due() {
         let start = Instant::now();
-        let mut pace = Pace::new(None, start);
+        let mut pace = Pace::new(None, None, start);
         pace.begin(start);
         pace.failed(start);
         assert_eq!(pace.next(), None);
@@ -160,37 +241,87 @@ mod tests {
     #[test]
     fn rounds_that_pass_while_this_program_is_stopped_do_not_count() {
         let start = Instant::now();
-        let mut pace = Pace::new(Some(EVERY), start);
+        let mut pace = Pace::new(Some(EVERY), None, start);
         let continued = start + 50 * EVERY;
         pace.begin(continued);
         // The stop began during a checkpoint.
-        assert_eq!(pace.taken(Duration::from_millis(1), ZERO, continued + Duration::from_millis(2)), 0);
-        assert_eq!(pace.taken(Duration::from_millis(1), ZERO, continued + 2 * EVERY), 0);
+        assert_eq!(
+            pace.taken(stops(Duration::from_millis(1), ZERO), continued + Duration::from_millis(2)),
+            0
+        );
+        assert_eq!(pace.taken(stops(Duration::from_millis(1), ZERO), continued + 2 * EVERY), 0);
     }
 
     #[test]
     fn the_subject_runs_three_quarters_of_the_time() {
         let start = Instant::now();
-        let mut pace = Pace::new(Some(EVERY), start);
+        let mut pace = Pace::new(Some(EVERY), None, start);
         let end = start + Duration::from_millis(290);
-        pace.taken(Duration::from_millis(180), ZERO, end);
+        pace.taken(stops(Duration::from_millis(180), ZERO), end);
         assert_eq!(pace.next(), Some(end + Duration::from_millis(540)));
-        pace.taken(Duration::from_millis(1), Duration::from_millis(399), end + 9 * EVERY);
+        pace.taken(stops(Duration::from_millis(1), Duration::from_millis(399)), end + 9 * EVERY);
         assert_eq!(pace.next(), Some(end + 21 * EVERY));
         assert_eq!(pace.pauses().max, Duration::from_millis(180));
+    }
+
+    fn tenth() -> CostLimit {
+        CostLimit { share: 0.1, interval_max: 100 * EVERY }
+    }
+
+    /// Takes checkpoints as soon as each is due. Returns the time from the first due checkpoint to the last one.
+    fn take_many(pace: &mut Pace, count: u32, cost: Duration) -> Duration {
+        let first = pace.next().unwrap();
+        for _ in 0..count {
+            let due = pace.next().unwrap();
+            pace.taken(Costs { total: cost, ..Costs::default() }, due);
+        }
+        pace.next().unwrap() - first
+    }
+
+    #[test]
+    fn costs_above_the_limit_make_the_interval_longer() {
+        let mut pace = Pace::new(Some(EVERY), Some(tenth()), Instant::now());
+        assert_eq!(take_many(&mut pace, 10, EVERY / 20), 10 * EVERY);
+        assert_eq!(pace.longer_interval(), None);
+        take_many(&mut pace, 10, EVERY / 2);
+        assert_eq!(take_many(&mut pace, 10, EVERY / 2), 50 * EVERY);
+        assert_eq!(pace.longer_interval(), Some(5 * EVERY));
+        assert!((pace.cost_share() - 0.1).abs() < 1e-6, "{}", pace.cost_share());
+        take_many(&mut pace, 10, EVERY / 20);
+        assert_eq!(take_many(&mut pace, 10, EVERY / 20), 10 * EVERY);
+        take_many(&mut pace, 20, 20 * EVERY);
+        assert_eq!(take_many(&mut pace, 10, 20 * EVERY), 1000 * EVERY, "the interval has a limit");
+    }
+
+    #[test]
+    fn one_expensive_checkpoint_defers_the_next_one_only_for_a_time() {
+        let mut pace = Pace::new(Some(EVERY), Some(tenth()), Instant::now());
+        take_many(&mut pace, 1, 1000 * EVERY);
+        let tiny = CostLimit { share: f64::MIN_POSITIVE, ..tenth() };
+        assert_eq!(tiny.spread(EVERY, 100 * EVERY), 100 * EVERY);
+        assert!(take_many(&mut pace, 2, ZERO) <= 200 * EVERY);
+        assert_eq!(take_many(&mut pace, 10, ZERO), 10 * EVERY);
+    }
+
+    #[test]
+    fn without_a_limit_costs_change_nothing() {
+        let mut pace = Pace::new(Some(EVERY), None, Instant::now());
+        assert_eq!(take_many(&mut pace, 10, EVERY), 10 * EVERY);
+        assert_eq!(pace.longer_interval(), None);
+        assert!((pace.cost_share() - 1.0).abs() < 1e-6);
     }
 
     #[test]
     fn refusals_are_tried_again_ever_less_often() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(Some(EVERY), now);
+        let mut pace = Pace::new(Some(EVERY), None, now);
         for _ in 0..20 {
             pace.failed(now);
             now = pace.next().unwrap();
         }
         pace.failed(now);
         assert_eq!(pace.next(), Some(now + RETRY_MAX));
-        pace.taken(ZERO, ZERO, now);
+        pace.taken(stops(ZERO, ZERO), now);
         pace.failed(now);
         assert_eq!(pace.next(), Some(now + 2 * EVERY));
     }
@@ -198,11 +329,11 @@ mod tests {
     #[test]
     fn rates_and_percentiles_are_those_of_late() {
         let start = Instant::now();
-        let mut pace = Pace::new(Some(EVERY), start);
+        let mut pace = Pace::new(Some(EVERY), None, start);
         assert_eq!((pace.achieved_hz(), pace.pauses()), (0.0, Pauses::default()));
         for round in 1..=200_u32 {
             let now = start + EVERY * round;
-            pace.taken(Duration::from_micros(u64::from(round)), ZERO, now);
+            pace.taken(stops(Duration::from_micros(u64::from(round)), ZERO), now);
             pace.committed(now);
         }
         assert!((pace.achieved_hz() - 10.0).abs() < 1e-6);

@@ -34,6 +34,13 @@ pub fn boottime() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
+/// Returns the processor time that all threads of this process have used.
+#[must_use]
+pub fn process_cpu_time() -> Duration {
+    let now = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
 /// Returns the time that the kernel stores as the time of a change of a file. This time advances with the ticks of the
 /// kernel, and is up to 10 ms behind the calendar time.
 #[must_use]

@@ -8,7 +8,9 @@ use std::num::{NonZeroU32, NonZeroU64};
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use guardian::{ChangedFiles, Guarded, Preference, RestartLimit, RestartPolicy, RunRequest, Success, Tuning};
+use guardian::{
+    ChangedFiles, CostMax, Guarded, Preference, RestartLimit, RestartPolicy, RunRequest, Success, Tuning,
+};
 use model::Pid;
 
 use super::interface::Verb;
@@ -157,7 +159,7 @@ status of `undying run` is that of the program in each case";
 /// The value of `--restart-from` for a program that no restart restores.
 const BEGINNING: &str = "beginning";
 /// The options that have no effect without checkpoints.
-const OF_CHECKPOINTS: [&str; 8] = [
+const OF_CHECKPOINTS: [&str; 9] = [
     "every",
     "await-ready",
     "verify-every",
@@ -166,6 +168,7 @@ const OF_CHECKPOINTS: [&str; 8] = [
     "adopt",
     "files",
     "files-back-max",
+    "cost-max",
 ];
 
 /// The event name of `--restart-on`.
@@ -204,6 +207,16 @@ const FILES_UNDO_MAX: &str = "\
 Maximum size of the undo log of files, like 500MiB; above it, files can be rolled back only to newer checkpoints \
 [default: 2GiB]";
 
+const COST_MAX: &str = "\
+Maximum part of the time, in per cent, that checkpoints may take from the program; above it, the interval grows; `off`: no \
+limit [default: 10; off with --output committed]";
+
+const COST_MAX_LONG: &str = "\
+Maximum part of the time, in per cent, that checkpoints may take from the program: stops, page faults, and processor time \
+of `undying` that the program could have used. If checkpoints at the requested interval cost more, the interval grows, up \
+to half of --files-back-max. `status` shows the cost and the interval. `off`: no limit. [default: 10; off with --output \
+committed]";
+
 const FILES_COST_MAX: &str = "\
 Maximum part of the time, in per cent, that recording old file content may take; above it, files can be rolled back \
 only to every n-th checkpoint [default: 10; no limit with --output committed]";
@@ -228,6 +241,7 @@ fn with_tuning(command: Command) -> Command {
                 .value_parser(value_parser!(u32).range(1..=GRANULARITY_MAX)),
         )
         .arg(option("max-pause", "DUR", MAX_PAUSE).long_help(MAX_PAUSE_LONG).value_parser(parse::max_pause))
+        .arg(option("cost-max", "PERCENT", COST_MAX).long_help(COST_MAX_LONG).value_parser(parse::cost_max))
         .arg(
             option("prefer", "WHAT", PREFER)
                 .default_value(Preference::default().name())
@@ -328,6 +342,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
             .copied()
             .unwrap_or(guardian::FILES_UNDO_MAX_DEFAULT),
         files_back_max: matches.get_one("files-back-max").copied(),
+        cost_max: matches.get_one::<CostMax>("cost-max").copied().unwrap_or_default(),
         files_cost_max: matches.get_one("files-cost-max").copied(),
         limit: matches.get_one::<RestartLimit>("max-restarts").copied().unwrap_or_default(),
         ..standard

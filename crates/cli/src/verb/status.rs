@@ -77,6 +77,7 @@ impl Verb for Status {
             }
             tell_component(subject);
             tell_slices(subject);
+            tell_costs(subject);
             tell_connections(subject);
             tell_files(subject);
             tell_outlook(subject);
@@ -123,6 +124,20 @@ fn tell_slices(subject: &SubjectReport) {
             slices.count,
             time(slices.longest_us),
             time(slices.total_us)
+        ));
+    }
+}
+
+/// Reports that checkpoints are taken less often than requested because of their cost.
+fn tell_costs(subject: &SubjectReport) {
+    let (name, costs) = (&subject.facts.name, subject.facts.costs);
+    let Some((interval, limit)) = costs.interval_us.zip(costs.max_percent) else { return };
+    if subject.state.is_watched() {
+        let interval = print::duration(Duration::from_micros(interval));
+        print::say(format_args!(
+            "{name}: checkpoints are taken every {interval}, because more of them would cost more than {limit} % of the \
+             program's time (--cost-max); they cost {:.1} % now",
+            costs.percent
         ));
     }
 }

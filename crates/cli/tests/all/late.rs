@@ -69,3 +69,52 @@ while not os.path.exists("stop"):
     assert!(status["max_pause_us"].as_u64() > Some(5000), "{status}");
     assert_eq!(guarded.end(), 0);
 }
+
+/// A program that writes to all its pages all the time.
+const WIDE_WRITER: &str = r#"exec python3 -c '
+import os
+memory = bytearray(32 << 20)
+number = 0
+while not os.path.exists("stop"):
+    number = (number + 1) % 256
+    for page in range(0, len(memory), 4096):
+        memory[page] = number
+'"#;
+
+#[test]
+fn checkpoints_that_cost_too_much_are_taken_less_often() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &["--every", "20ms", "--cost-max", "5"], WIDE_WRITER);
+    let raised = until("a longer interval", || events(&lab, "interval-raised").first().cloned());
+    assert_eq!((&raised["asked_us"], &raised["max_percent"]), (&20_000.into(), &5.0.into()));
+    assert!(raised["interval_us"].as_u64() > Some(30_000), "{raised}");
+    assert!(guarded.said().contains("(--cost-max); they are taken every"), "{}", guarded.said());
+    let costs = until("an interval", || {
+        let costs = guarded.status()["costs"].clone();
+        (costs["interval_us"].as_u64() > Some(20_000)).then_some(costs)
+    });
+    assert_eq!(costs["max_percent"], 5.0);
+    assert!(costs["percent"].as_f64() > Some(0.0) && costs["copied_pages"].as_u64() > Some(8192), "{costs}");
+    let said = lab.say(["status"]);
+    let expected = "more of them would cost more than 5 % of the program's time";
+    assert!(format!("{}{}", said.stdout, said.stderr).contains(expected), "{said:?}");
+    assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn without_a_limit_costs_are_measured() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &["--every", "20ms", "--cost-max", "off"], WIDE_WRITER);
+    guarded.await_checkpoints(4);
+    let costs = guarded.status()["costs"].clone();
+    assert!(costs["percent"].as_f64() > Some(0.0), "{costs}");
+    assert!(costs["max_percent"].is_null() && costs["interval_us"].is_null(), "{costs}");
+    assert!(events(&lab, "interval-raised").is_empty());
+    assert_eq!(guarded.end(), 0);
+}

@@ -88,6 +88,9 @@ pub enum RunEvent {
     /// A stop of all threads of the program takes longer than the pause budget `asked_us`, even if no page is copied. Each
     /// stop may now last `max_pause_us`.
     PauseRaised { asked_us: u64, max_pause_us: u64 },
+    /// Checkpoints at the requested interval `asked_us` would cost the program more than `max_percent` of its time. They
+    /// are taken every `interval_us`.
+    IntervalRaised { asked_us: u64, interval_us: u64, max_percent: f64 },
     /// After a `CheckpointsLate` event, checkpoint `seq` was committed.
     CheckpointsOnTime { seq: u64 },
     /// A running program is guarded from now on, under the name `subject`.

@@ -59,6 +59,7 @@ impl RunEvent {
             Self::Started { .. }
                 | Self::FilesNotRolledBack { .. }
                 | Self::PauseRaised { .. }
+                | Self::IntervalRaised { .. }
                 | Self::BackOff { .. }
                 | Self::RestartRepeated { .. }
                 | Self::MovedAside { .. }

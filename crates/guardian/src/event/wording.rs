@@ -431,6 +431,13 @@ fn of_checkpoints(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             milliseconds(*asked_us),
             milliseconds(*max_pause_us)
         ),
+        RunEvent::IntervalRaised { asked_us, interval_us, max_percent } => write!(
+            f,
+            "checkpoints every {} would cost more than {max_percent} % of the program's time (--cost-max); they are taken \
+             every {}",
+            seconds(*asked_us),
+            seconds(*interval_us)
+        ),
         RunEvent::CheckpointsOnTime { seq } => {
             write!(f, "checkpoint {seq} was committed; checkpoints continue")
         }

@@ -25,7 +25,7 @@ use crate::error::Result;
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::inspection::require_features;
-use crate::run::{After, EndedRun, Guard, ProcessReaper, RunRequest, Shared, start};
+use crate::run::{After, CostMeter, EndedRun, Guard, ProcessReaper, RunRequest, Shared, start};
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
 
@@ -153,6 +153,7 @@ impl Host {
             reaper: ProcessReaper::found()?,
             streams: Arc::new(streams),
             clock: Clock::default(),
+            costs: CostMeter::new(),
             blocked_before: signals.blocked_before,
             defaults: signals.defaults,
         };

@@ -11,6 +11,7 @@ mod children;
 pub(crate) mod claim;
 mod component_path;
 mod connections;
+mod cost_meter;
 mod damaged;
 mod departed;
 mod guard;
@@ -27,6 +28,7 @@ mod watching;
 
 pub use channels::ComponentChannels;
 pub(crate) use claim::{Claim, UNDO_DIRECTORY, remove_log};
+pub(crate) use cost_meter::CostMeter;
 pub use damaged::Damaged;
 pub(crate) use guard::{After, EndedRun, Guard, start};
 pub use launch::{Launch, ReadyPipe};
@@ -34,6 +36,6 @@ pub(crate) use leftovers::{OF_COMPONENT, ProcessReaper};
 pub(crate) use reasons::without_numbers;
 pub(crate) use rebuild::Shared;
 pub use request::{
-    COMPRESS_AFTER_DEFAULT, EVERY_DEFAULT, EVERY_MIN, FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT,
+    COMPRESS_AFTER_DEFAULT, CostMax, EVERY_DEFAULT, EVERY_MIN, FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT,
     RunRequest, TRACKER_DEFAULT,
 };

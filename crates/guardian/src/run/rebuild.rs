@@ -28,6 +28,7 @@ use undo::watch::CallReports;
 
 use super::blame;
 use super::channels::ComponentChannels;
+use super::cost_meter::CostMeter;
 use super::launch::Launch;
 use super::leftovers::{Owner, ProcessReaper};
 use super::mapped_files::MappedFiles;
@@ -49,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) streams: Arc<Streams>,
     /// The clock that decides what is due.
     pub(crate) clock: Clock,
+    /// Measures what checkpoints cost the subjects.
+    pub(crate) costs: CostMeter,
     /// Signals that were already blocked at the start of this program, as a set of bits.
     pub(crate) blocked_before: u64,
     /// Signals whose actions are set to the default in programs that this process starts, as a set of bits.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use engine::Tuning;
 use model::{ByteCount, Pid, ProcessKey};
 use store::Codec;
-use supervise::{BackOffPlan, ChangedFiles, RestartLimit, RestartPolicy, Success};
+use supervise::{BackOffPlan, ChangedFiles, CostLimit, RestartLimit, RestartPolicy, Success};
 
 use super::launch::Launch;
 use crate::location::StoreLocation;
@@ -26,13 +26,16 @@ pub const COMPRESS_AFTER_DEFAULT: Duration = Duration::from_secs(60);
 pub const FILES_UNDO_MAX_DEFAULT: ByteCount = ByteCount(2 << 30);
 /// Default for the maximum fraction of time that is spent on keeping old file contents.
 const FILES_COST_MAX_DEFAULT: f64 = 0.1;
+/// Default for the maximum fraction of time that checkpoints cost the program.
+const COST_MAX_DEFAULT: f64 = 0.1;
 /// Default for the maximum age of a checkpoint to which files are set back: this number of intervals between
 /// checkpoints, and at least `FILES_BACK_MIN`. A few checkpoints may be late or fail.
 const FILES_BACK_INTERVALS: u32 = 4;
 /// Minimum of the default for the maximum age. A checkpoint of a large program can take seconds.
 const FILES_BACK_MIN: Duration = Duration::from_secs(10);
-/// Maximum time between two checkpoints to which files can be rolled back, if the cost limit determines this time.
-const FILES_APART_MAX: Duration = Duration::from_secs(30);
+/// Maximum time between two checkpoints, or between two checkpoints to which files can be rolled back, if a cost limit
+/// determines this time.
+const APART_MAX: Duration = Duration::from_secs(30);
 /// Default number of checkpoints that are kept.
 pub const KEEP_DEFAULT: usize = 8;
 
@@ -99,6 +102,8 @@ pub struct RunRequest {
     /// Maximum fraction of time that is spent on keeping old file contents; 0.1 is a tenth. With `None`, there is no
     /// limit if output is held. Otherwise, the limit is `FILES_COST_MAX_DEFAULT`.
     pub files_cost_max: Option<f64>,
+    /// Maximum fraction of time that checkpoints cost the program; 0.1 is a tenth.
+    pub cost_max: CostMax,
     /// Maximum number of restarts in a time window.
     pub limit: RestartLimit,
     /// How long a restart is delayed.
@@ -135,6 +140,7 @@ impl RunRequest {
             files_back_max: None,
             files_undo_max: FILES_UNDO_MAX_DEFAULT,
             files_cost_max: None,
+            cost_max: CostMax::default(),
             limit: RestartLimit::default(),
             back_off: BackOffPlan::default(),
         }
@@ -152,7 +158,19 @@ impl RunRequest {
     /// default. A restart always finds such a checkpoint within `files_back_max`.
     pub(crate) fn files_costs(&self) -> (f64, Duration) {
         let default = if self.holds_output { f64::INFINITY } else { FILES_COST_MAX_DEFAULT };
-        (self.files_cost_max.unwrap_or(default), FILES_APART_MAX.min(self.files_back_max() / 2))
+        (self.files_cost_max.unwrap_or(default), APART_MAX.min(self.files_back_max() / 2))
+    }
+
+    /// Returns the limit of the costs of checkpoints. Held output waits for checkpoints, so it is not limited by default.
+    /// A restart always finds a checkpoint within `files_back_max`.
+    pub(crate) fn cost_limit(&self) -> Option<CostLimit> {
+        let share = match self.cost_max {
+            CostMax::Off => return None,
+            CostMax::Standard if self.holds_output => return None,
+            CostMax::Standard => COST_MAX_DEFAULT,
+            CostMax::Share(share) => share,
+        };
+        Some(CostLimit { share, interval_max: APART_MAX.min(self.files_back_max() / 2) })
     }
 
     /// Returns the process that is guarded, if the process already ran before this run.
@@ -162,6 +180,18 @@ impl RunRequest {
             Guarded::Command(_) => self.runs_already.map(|key| key.pid),
         }
     }
+}
+
+/// The limit of the costs of checkpoints (`--cost-max`).
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub enum CostMax {
+    /// No limit if output is held, otherwise `COST_MAX_DEFAULT`.
+    #[default]
+    Standard,
+    /// A fraction of the time; 0.1 is a tenth.
+    Share(f64),
+    /// No limit.
+    Off,
 }
 
 /// The program or process that `run` guards.

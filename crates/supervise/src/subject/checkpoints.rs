@@ -15,6 +15,7 @@ use model::Sequence;
 
 use super::event::{Action, LateReason, NotTaken, Sliced, State, Step};
 use super::{Checkpoints, Subject};
+use crate::pace::Costs;
 
 impl Subject {
     /// Reports whether a checkpoint could be taken now.
@@ -72,7 +73,7 @@ impl Subject {
         &mut self,
         now: Instant,
         ago: Duration,
-        (pause, arming): (Duration, Duration),
+        (pause, arming, besides): (Duration, Duration, Duration),
         sliced: Option<Sliced>,
         is_store_slow: bool,
     ) {
@@ -92,21 +93,21 @@ impl Subject {
             before += total;
         }
         let reason = if is_store_slow { LateReason::Writing } else { LateReason::Copying };
-        self.pass(now, (pause, before), reason);
+        self.pass(now, Costs { pause, before, total: pause + before + besides }, reason);
     }
 
     pub(super) fn scanned(&mut self, now: Instant, pause: Duration) {
         if self.answered().is_some() {
-            self.pass(now, (pause, Duration::ZERO), LateReason::Copying);
+            self.pass(now, Costs { pause, before: Duration::ZERO, total: pause }, LateReason::Copying);
             self.pace.committed(now);
         }
     }
 
     /// Counts the rounds that have passed during a checkpoint. If the checkpoint began late, the rounds were already
     /// counted with the reason of the delay.
-    fn pass(&mut self, now: Instant, (pause, before): (Duration, Duration), reason: LateReason) {
+    fn pass(&mut self, now: Instant, costs: Costs, reason: LateReason) {
         let began_late = self.checkpoints.late == self.pace.next();
-        let passed = self.pace.taken(pause, before, now);
+        let passed = self.pace.taken(costs, now);
         if passed > 0 && !began_late {
             self.actions.push(Action::Late(reason, passed));
         }

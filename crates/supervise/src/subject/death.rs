@@ -436,6 +436,7 @@ mod tests {
     fn subject(files: ChangedFiles, now: Instant) -> Subject {
         let plan = Plan {
             every: Some(Duration::from_secs(1)),
+            cost_limit: None,
             once: false,
             awaits_ready: false,
             restart: RestartPolicy::OnFailure,
@@ -616,6 +617,7 @@ mod tests {
             arming: Duration::ZERO,
             sliced: None,
             is_store_slow: false,
+            besides: Duration::ZERO,
         };
         for _ in 0..2 {
             now += Duration::from_secs(1);
@@ -685,6 +687,7 @@ mod tests {
                 arming: Duration::ZERO,
                 sliced: None,
                 is_store_slow: false,
+                besides: Duration::ZERO,
             },
         );
         assert_eq!(subject.wake(again), None, "one is being written");

@@ -177,6 +177,8 @@ pub enum Event {
         sliced: Option<Sliced>,
         /// Whether the checkpoint spent most of its time waiting for the store.
         is_store_slow: bool,
+        /// The time that the subject has lost by the checkpoint besides the stops.
+        besides: Duration,
     },
     /// Dirty pages were scanned, and no checkpoint was taken. This event answers `Action::Take` in a dry run.
     Scanned {

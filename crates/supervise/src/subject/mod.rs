@@ -27,7 +27,7 @@ use model::{Sequence, Signal};
 
 use crate::back_off::{BackOff, BackOffPlan};
 use crate::fault::Fault;
-use crate::pace::{Pace, Pauses};
+use crate::pace::{CostLimit, Pace, Pauses};
 use crate::restarts::{RestartLimit, Restarts};
 use crate::status::{ChangedFiles, RestartPolicy, Success};
 use crate::suspicion::Suspicion;
@@ -47,6 +47,8 @@ pub struct Plan {
     /// The time between two checkpoints. `None` means that no checkpoint is taken. In this case, each restart starts
     /// the program from its beginning.
     pub every: Option<Duration>,
+    /// The limit of the costs of checkpoints. `None`: no limit.
+    pub cost_limit: Option<CostLimit>,
     /// Whether one checkpoint after each start from the beginning is sufficient. If a checkpoint fails, the next
     /// attempt follows after `every`.
     pub once: bool,
@@ -219,7 +221,7 @@ impl Subject {
         Self {
             plan,
             state: State::Starting { is_with_files: false },
-            pace: Pace::new(plan.every, now),
+            pace: Pace::new(plan.every, plan.cost_limit, now),
             checkpoints: Checkpoints::new(beginning),
             incarnation: Incarnation::begin(0, true, now),
             restarts: Restarts::new(plan.limit),
@@ -248,8 +250,8 @@ impl Subject {
             Event::Wanted => self.incarnation.is_wanted |= self.state.is_alive(),
             Event::Due => self.due(now),
             Event::Continued => self.continued(now),
-            Event::Taken { ago, pause, arming, sliced, is_store_slow } => {
-                self.taken(now, ago, (pause, arming), sliced, is_store_slow);
+            Event::Taken { ago, pause, arming, sliced, is_store_slow, besides } => {
+                self.taken(now, ago, (pause, arming, besides), sliced, is_store_slow);
             }
             Event::Scanned { pause } => self.scanned(now, pause),
             Event::NotTaken(why) => self.not_taken(now, why),
@@ -349,6 +351,19 @@ impl Subject {
     #[must_use]
     pub fn achieved_hz(&self) -> f64 {
         self.pace.achieved_hz()
+    }
+
+    /// Returns the present interval of checkpoints, if the limit of their costs makes it longer than the requested
+    /// interval.
+    #[must_use]
+    pub fn longer_interval(&self) -> Option<Duration> {
+        self.pace.longer_interval()
+    }
+
+    /// Returns the share of the elapsed time that recent checkpoints took from the subject; 0.1 is a tenth.
+    #[must_use]
+    pub fn cost_share(&self) -> f64 {
+        self.pace.cost_share()
     }
 
     /// Returns percentiles of the recent pauses.

@@ -141,6 +141,7 @@ mod tests {
     fn subject(now: Instant) -> Subject {
         let plan = Plan {
             every: Some(SECOND),
+            cost_limit: None,
             once: false,
             awaits_ready: false,
             restart: RestartPolicy::OnFailure,
@@ -160,7 +161,14 @@ mod tests {
         let (pause, arming) = (Duration::ZERO, Duration::ZERO);
         subject.step(
             now,
-            Event::Taken { ago: Duration::ZERO, pause, arming, sliced: None, is_store_slow: false },
+            Event::Taken {
+                ago: Duration::ZERO,
+                pause,
+                arming,
+                sliced: None,
+                is_store_slow: false,
+                besides: Duration::ZERO,
+            },
         );
         subject.step(now, Event::Committed { sequence: Sequence(1), oldest: Some(Sequence(1)) });
         subject
@@ -254,7 +262,14 @@ mod tests {
         let (pause, arming) = (Duration::ZERO, Duration::ZERO);
         subject.step(
             later,
-            Event::Taken { ago: Duration::ZERO, pause, arming, sliced: None, is_store_slow: false },
+            Event::Taken {
+                ago: Duration::ZERO,
+                pause,
+                arming,
+                sliced: None,
+                is_store_slow: false,
+                besides: Duration::ZERO,
+            },
         );
         subject.step(later, Event::Committed { sequence: Sequence(2), oldest: Some(Sequence(1)) });
         assert_eq!(subject.prospect(&reached(&[1, 2]), later), Prospect::Restored(Sequence(2)));
@@ -270,7 +285,10 @@ mod tests {
         subject.step(later + SECOND / 10, Event::OutputSent);
         let (pause, arming, ago) = (SECOND / 20, Duration::ZERO, SECOND / 5);
         let reported = later + SECOND / 4;
-        subject.step(reported, Event::Taken { ago, pause, arming, sliced: None, is_store_slow: false });
+        subject.step(
+            reported,
+            Event::Taken { ago, pause, arming, sliced: None, is_store_slow: false, besides: Duration::ZERO },
+        );
         subject.step(reported, Event::Committed { sequence: Sequence(2), oldest: Some(Sequence(1)) });
         let anew = Prospect::BegunAnew(Some(FreshReason::OutputSent(Sequence(2))));
         assert_eq!(subject.prospect(&reached(&[1, 2]), reported), anew);

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use model::{Sequence, Signal};
 use undying_supervise::{
-    Action, BackOffPlan, Beginning, ChangedFiles, End, Event, Fault, FileChanges, FreshReason, NotTaken,
-    Notice, Plan, RestartLimit, RestartPolicy, RestoreError, Sliced, State, Subject, SubjectStatus, Success,
-    Survey,
+    Action, BackOffPlan, Beginning, ChangedFiles, CostLimit, End, Event, Fault, FileChanges, FreshReason,
+    NotTaken, Notice, Plan, RestartLimit, RestartPolicy, RestoreError, Sliced, State, Subject, SubjectStatus,
+    Success, Survey,
 };
 
 use super::judge::Judge;
@@ -402,7 +402,8 @@ impl World {
             _ => {
                 let sliced = self.random.bool().then_some(Sliced { longest: pause, total: pause * 20 });
                 let (ago, arming) = (Duration::ZERO, Duration::ZERO);
-                Event::Taken { ago, pause, arming, sliced, is_store_slow: self.random.bool() }
+                let besides = pause * self.random.u32(..10);
+                Event::Taken { ago, pause, arming, sliced, is_store_slow: self.random.bool(), besides }
             }
         }
     }
@@ -541,6 +542,7 @@ fn plan(random: &mut Rng) -> Plan {
     Plan {
         every: (random.u8(..8) > 0)
             .then(|| Duration::from_millis([10, 100, 1_000, 30_000][random.usize(..4)])),
+        cost_limit: random.bool().then_some(CostLimit { share: 0.1, interval_max: Duration::from_secs(5) }),
         awaits_ready: random.u8(..4) == 0,
         restart,
         success: [Success::default(), Success::default().with_code(1)][random.usize(..2)],

@@ -10,6 +10,7 @@
 
 mod attempt;
 mod budget;
+mod copies;
 mod deferred;
 mod hot;
 mod precopy;

@@ -57,7 +57,7 @@ impl Spaces {
     /// Reports whether the subject has probably dirtied more than `least` and at most `most` pages since the
     /// last scan.
     pub(super) fn has_dirtied(&self, least: PageCount, most: PageCount) -> bool {
-        let dirtied = self.pace.since(self.clock.now());
+        let dirtied = self.habits.pace.since(self.clock.now());
         least < dirtied && dirtied <= most
     }
 
@@ -71,10 +71,17 @@ impl Spaces {
             return Ok(());
         }
         // In a process that was never copied, all pages are dirty.
-        let dirty = if is_new { PageCount(u64::MAX) } else { self.pace.since(self.clock.now()) };
+        let dirty = if is_new { PageCount(u64::MAX) } else { self.habits.pace.since(self.clock.now()) };
+        let rounds_max = self.tuning.prefer.rounds_max(dirty);
+        if rounds_max > 1 && !self.habits.precopies.begin() {
+            return Ok(());
+        }
         let mut last = PageCount(u64::MAX);
-        while self.counts.rounds < self.tuning.prefer.rounds_max(dirty) {
+        while self.counts.rounds < rounds_max {
             let round = self.round(before, sink)?;
+            if self.counts.rounds == 2 {
+                self.habits.precopies.note(last, round);
+            }
             if round <= RESIDUAL_GOAL || !is_worth_another(round, last) {
                 break;
             }
@@ -83,11 +90,15 @@ impl Spaces {
         Ok(())
     }
 
-    /// Executes one round: copies the pages that are dirty now. Returns the number of these pages.
+    /// Executes one round: copies the pages that are dirty now, unless the subject will probably write too many of them
+    /// again. Returns the number of dirty pages.
     pub(super) fn round(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
-        let pages = self.scan_running(before, sink, true)?;
+        let pages = self.scan_running(before, sink)?;
         self.counts.rounds += 1;
-        self.counts.precopied += pages;
+        if self.counts.copies().allow(self.deferred(before)) {
+            let copied = self.copy_running(before, sink)?;
+            self.counts.precopied += copied;
+        }
         Ok(pages)
     }
 
@@ -97,9 +108,10 @@ impl Spaces {
             return Ok(());
         }
         loop {
-            self.scan_running(before, sink, false)?;
+            self.scan_running(before, sink)?;
             let due = self.due(before);
-            match self.counts.throttle.step(&self.budget, due) {
+            let spare = self.counts.copies().left().get().saturating_sub(due.get());
+            match self.counts.throttle.step(&self.budget, due, self.habits.pace.time_for(PageCount(spare))) {
                 Step::Last => return Ok(()),
                 Step::Slices { run } => self.copy_in_slices(before, sink, run)?,
             }
@@ -137,7 +149,7 @@ impl Spaces {
 
     /// Returns the predicted number of pages that a stop would copy now.
     pub(super) fn due(&self, before: &Before) -> PageCount {
-        self.deferred(before) + self.pace.since(self.clock.now())
+        self.deferred(before) + self.habits.pace.since(self.clock.now())
     }
 
     /// Returns the number of pages for which buffers are prepared before the final stops. A subject that needs
@@ -148,27 +160,37 @@ impl Spaces {
         if self.counts.slices.count > 0 { due.max(FLUSH_FROM + self.budget.pages_max()) } else { due }
     }
 
-    /// Scans the running subject. With `copies`, copies the dirty pages immediately. Without `copies`, defers
-    /// the copies. Returns the number of dirty pages.
-    pub(super) fn scan_running(
-        &mut self,
-        before: &Before,
-        sink: &dyn PageSink,
-        copies: bool,
-    ) -> Result<PageCount> {
+    /// Scans the running subject, and defers the copies of the dirty pages. Returns the number of these pages.
+    pub(super) fn scan_running(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
         let begun = self.clock.now();
         let mut pages = PageCount(0);
+        self.counts.has_scanned = true;
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
             let Some(process) = before.processes.living.get(pid) else { continue };
             pages += tracked.find(process, Moment::Running, &mut self.dirty, sink)?.pages;
-            if copies {
-                tracked.copy_deferred(process, sink, None)?;
-            }
         }
         self.is_orderly = true;
-        self.pace.scanned(begun, pages);
+        self.note_scan(begun, pages);
         Ok(pages)
+    }
+
+    /// Copies all deferred pages while the subject runs. Returns the number of copied pages.
+    fn copy_running(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
+        let mut pages = PageCount(0);
+        self.is_orderly = false;
+        for (pid, tracked) in &mut self.tracked {
+            let Some(process) = before.processes.living.get(pid) else { continue };
+            pages += tracked.copy_deferred(process, sink, None)?;
+        }
+        self.is_orderly = true;
+        Ok(pages)
+    }
+
+    /// Records the start time of a scan and the number of dirty pages that the scan has found.
+    pub(super) fn note_scan(&mut self, begun: Instant, pages: PageCount) {
+        self.habits.pace.scanned(begun, pages);
+        self.counts.found_most = self.counts.found_most.max(pages);
     }
 
     /// Copies all deferred pages in slices. After each slice, the subject runs for the time `run`, and the

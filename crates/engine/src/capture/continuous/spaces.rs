@@ -25,7 +25,8 @@ use super::super::phases::{Phase, Phases};
 use super::super::pipeline::Memory;
 use super::super::process::Process;
 use super::super::watched::Watched;
-use super::budget::{Budget, Pace};
+use super::budget::Budget;
+use super::copies::Habits;
 use super::taken::Counts;
 use super::tracked::{EVERYTHING, Tracked};
 use super::tuning::Tuning;
@@ -43,7 +44,7 @@ pub(super) struct Spaces {
     pub(super) worker_pool: OnceCell<Option<Arc<WorkerPool>>>,
     /// The source of the time for decisions about the length of stops and slices.
     pub(super) clock: Clock,
-    pub(super) pace: Pace,
+    pub(super) habits: Habits,
     pub(super) budget: Budget,
     /// The counts of the current checkpoint. Between two checkpoints: the counts of the last checkpoint.
     pub(super) counts: Counts,
@@ -82,7 +83,7 @@ impl Memory for Writing<'_> {
     }
 
     fn check(&self, before: &Before) -> Result<()> {
-        let was_precopied = self.spaces.counts.rounds > 0 && before.descriptors.bypass_cache();
+        let was_precopied = self.spaces.counts.has_scanned && before.descriptors.bypass_cache();
         if was_precopied { Err(EngineError::Unsteady) } else { Ok(()) }
     }
 
@@ -107,7 +108,7 @@ impl Memory for Writing<'_> {
             phases[Phase::Scan] += found.scan;
             phases.scanned += tracked.covered.pages();
         }
-        spaces.pace.scanned(phases.began, dirtied);
+        spaces.note_scan(phases.began, dirtied);
         let copying = Stopwatch::start();
         let until = if spaces.counts.throttle.is_bound() { spaces.copy_end(phases.began) } else { None };
         for (pid, tracked) in &mut spaces.tracked {
@@ -159,7 +160,7 @@ impl Spaces {
             freezer: Freezer::default(),
             worker_pool: OnceCell::new(),
             clock: Clock::default(),
-            pace: Pace::default(),
+            habits: Habits::default(),
             counts: Counts::default(),
             bypasses_cache: false,
             is_orderly: false,

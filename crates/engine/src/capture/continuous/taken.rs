@@ -18,6 +18,7 @@ use super::super::phases::Phases;
 use super::super::pipeline::Captured;
 use super::super::reserve::Reserve;
 use super::budget::Throttle;
+use super::copies::Copies;
 
 /// A completed capture of a subject. The log may still be making the checkpoint durable.
 #[derive(Debug)]
@@ -98,6 +99,10 @@ pub(super) struct Counts {
     pub(super) rounds: usize,
     pub(super) precopied: PageCount,
     pub(super) residual: PageCount,
+    /// Whether the subject was scanned while it ran.
+    pub(super) has_scanned: bool,
+    /// The largest number of dirty pages that one scan has found.
+    pub(super) found_most: PageCount,
     pub(super) slices: Slices,
     pub(super) throttle: Throttle,
     /// Whether the scan of new mappings was already deferred once, to a time when the subject runs.
@@ -105,6 +110,10 @@ pub(super) struct Counts {
 }
 
 impl Counts {
+    pub(super) fn copies(&self) -> Copies {
+        Copies { pages: self.found_most, done: self.precopied + self.residual }
+    }
+
     /// Makes the next stop capture everything, without a pause budget.
     pub(super) fn complete(&mut self) {
         self.has_deferred_fresh = true;

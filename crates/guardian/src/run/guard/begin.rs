@@ -37,7 +37,7 @@ use crate::event::RunEvent;
 use crate::files::FilesReport;
 use crate::foreground::Foreground;
 use crate::journal::Journal;
-use crate::record::{ProcessName, Record, SubjectFacts, boot};
+use crate::record::{CostsReport, ProcessName, Record, SubjectFacts, boot};
 use crate::streams::Streams;
 use crate::subject::Subject;
 use crate::time;
@@ -212,7 +212,7 @@ impl Voice {
 impl Taking {
     fn of(tracer: Tracer) -> Self {
         let pending = VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX);
-        Self { tracer, pending, early: None, raised: Duration::ZERO, recheck: None }
+        Self { tracer, pending, early: None, raised: Duration::ZERO, longest: Duration::ZERO, recheck: None }
     }
 }
 
@@ -260,6 +260,7 @@ fn beginning(store: &Store, claim: &Claim, first: Sequence) -> Result<Beginning>
 fn plan(request: &RunRequest, files: ChangedFiles) -> Plan {
     Plan {
         every: request.every,
+        cost_limit: request.cost_limit(),
         once: request.once,
         awaits_ready: request.await_ready,
         restart: request.policy,
@@ -286,6 +287,10 @@ fn first_record(
         policy: request.policy,
         incarnation: 1,
         max_pause_us: request.tuning.max_pause.map(time::microseconds),
+        costs: CostsReport {
+            max_percent: request.cost_limit().map(|limit| 100.0 * limit.share),
+            ..Default::default()
+        },
         requested_hz: request.every.filter(|_| !request.once).map_or(0.0, |every| 1.0 / every.as_secs_f64()),
         tracker: tracking.kind.name().to_owned(),
         files: first_files(request, choice),

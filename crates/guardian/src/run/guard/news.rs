@@ -138,7 +138,8 @@ impl Guard {
     /// Keeps idle connections, if checkpoints are frequent enough to detect soon that the program has closed a
     /// connection.
     pub(super) fn keep_idle(&mut self, connections: Vec<Arc<OwnedFd>>) {
-        let is_often = self.request.every.is_some_and(|every| every <= IdleConnections::INTERVAL_MAX);
+        let interval = self.driver.machine.longer_interval().or(self.request.every);
+        let is_often = interval.is_some_and(|interval| interval <= IdleConnections::INTERVAL_MAX);
         let kept = if is_often && !self.request.once { connections } else { Vec::new() };
         self.connections.renew(kept);
         self.voice.record.facts.connections.idle = self.connections.sockets().len();
@@ -175,12 +176,14 @@ impl Guard {
             arming: taken.arming,
             sliced,
             is_store_slow,
+            besides: self.rebuild.host.costs.charge(taken.precopied + taken.residual),
         });
         if let Some(found) = comparison {
             self.note_comparison(sequence, &found);
         }
         self.taking.pending.push_back(taken_event(&taken));
         self.note_budget(taken.max_pause);
+        self.note_costs();
         self.rebuild.host.reaper.note(self.rebuild.owner, &descendants);
         self.tree.known = descendants;
         self.report_departed(sequence, false);
@@ -209,6 +212,23 @@ impl Guard {
         }
     }
 
+    /// Records the costs of checkpoints. Reports when they make the interval longer than requested, and when it has doubled
+    /// since.
+    fn note_costs(&mut self) {
+        let longer = self.driver.machine.longer_interval();
+        let facts = &mut self.voice.record.facts;
+        facts.costs.percent = 100.0 * self.driver.machine.cost_share();
+        facts.costs.interval_us = longer.map(time::microseconds);
+        let Some((now, asked)) = longer.zip(self.request.every) else { return };
+        if let Some(max_percent) = facts.costs.max_percent
+            && now > (asked + asked / 2).max(self.taking.longest * 2)
+        {
+            self.taking.longest = now;
+            let (asked_us, interval_us) = (time::microseconds(asked), time::microseconds(now));
+            self.report(RunEvent::IntervalRaised { asked_us, interval_us, max_percent });
+        }
+    }
+
     pub(super) fn note_completion(&mut self, (sequence, outcome): Completion) {
         if sequence >= self.driver.machine.next_sequence() {
             self.taking.early = Some((sequence, outcome));
@@ -218,9 +238,13 @@ impl Guard {
         let found = place.and_then(|place| self.taking.pending.remove(place));
         match (outcome, found) {
             (Ok(committed), Some(taken)) => {
+                let event = checkpoint_event(&committed, taken);
                 self.voice
-                    .journal
-                    .record_event_at(committed.commit.time, checkpoint_event(&committed, taken));
+                    .record
+                    .facts
+                    .costs
+                    .note_copies(event.precopied_pages + event.residual_pages, event.pages);
+                self.voice.journal.record_event_at(committed.commit.time, RunEvent::Checkpoint(event));
                 self.note_commit(sequence);
             }
             // The checkpoint was dropped together with its incarnation.
@@ -332,9 +356,9 @@ fn taken_event(taken: &Taken) -> CheckpointEvent {
 }
 
 /// Completes the event of a captured checkpoint that is now durable.
-fn checkpoint_event(committed: &LogCommitted, taken: CheckpointEvent) -> RunEvent {
+fn checkpoint_event(committed: &LogCommitted, taken: CheckpointEvent) -> CheckpointEvent {
     let (commit, us) = (&committed.commit, time::microseconds);
-    RunEvent::Checkpoint(CheckpointEvent {
+    CheckpointEvent {
         full: commit.kind == ImageKind::Full,
         pause_us: us(commit.timings.pause),
         hash_us: us(committed.timings.hash),
@@ -344,5 +368,5 @@ fn checkpoint_event(committed: &LogCommitted, taken: CheckpointEvent) -> RunEven
         bytes: committed.written.get(),
         moved_pages: committed.moved.get(),
         ..taken
-    })
+    }
 }

@@ -166,7 +166,9 @@ impl Guard {
     fn late_limit(&self) -> Option<Duration> {
         let every = self.request.every.filter(|_| !self.request.once && !self.request.dry_run_tracking)?;
         let is_expected = self.driver.machine.is_ready() && !self.refusals.is_reported;
-        let limit = every.saturating_mul(LATE_INTERVALS).max(LATE_MIN).max(self.refusals.late_reported * 2);
+        let interval = self.driver.machine.longer_interval().unwrap_or(every);
+        let limit =
+            interval.saturating_mul(LATE_INTERVALS).max(LATE_MIN).max(self.refusals.late_reported * 2);
         is_expected.then_some(limit)
     }
 

@@ -102,6 +102,8 @@ pub(super) struct Taking {
     pub(super) early: Option<Completion>,
     /// The largest raised pause budget that was reported.
     pub(super) raised: Duration,
+    /// The longest interval that was reported.
+    pub(super) longest: Duration,
     /// A failure that the death of the subject may have caused, and the time until which the guard waits for this
     /// death.
     pub(super) recheck: Option<(GuardianError, Instant)>,
