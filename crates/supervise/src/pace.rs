@@ -17,6 +17,8 @@ const PAUSES_MAX: usize = 1024;
 const COMMITS_MAX: usize = 64;
 /// The number of checkpoints whose costs are averaged. A program can change its behaviour soon.
 const COSTS_MAX: usize = 8;
+/// The number of checkpoints from which a longer interval is stated. A single checkpoint can be expensive by chance.
+const COSTS_MIN: u32 = 2;
 /// The maximum interval between two attempts to checkpoint a subject that was refused.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
@@ -64,8 +66,10 @@ pub(crate) struct Pace {
     paid_until: Instant,
     pauses: VecDeque<Duration>,
     commits: VecDeque<Instant>,
-    /// The costs of recent checkpoints, with the time since the checkpoint before.
+    /// The costs of recent checkpoints, with the time since the checkpoint before. The first checkpoint of an incarnation
+    /// is not in the list: it copies everything, and is needed at any cost.
     costs: VecDeque<(Duration, Duration)>,
+    has_first: bool,
 }
 
 /// Percentiles of the pauses in the history.
@@ -92,6 +96,7 @@ impl Pace {
             pauses: VecDeque::with_capacity(PAUSES_MAX),
             commits: VecDeque::with_capacity(COMMITS_MAX),
             costs: VecDeque::with_capacity(COSTS_MAX),
+            has_first: false,
         }
     }
 
@@ -107,6 +112,7 @@ impl Pace {
         (self.last, self.paid_until) = (now, now);
         self.commits.clear();
         self.costs.clear();
+        self.has_first = false;
     }
 
     /// Records a stop of the subject. For a checkpoint, `taken` records the pause.
@@ -118,10 +124,14 @@ impl Pace {
     pub(crate) fn taken(&mut self, costs: Costs, now: Instant) -> u32 {
         self.paused(costs.pause);
         let since = std::mem::replace(&mut self.last, now);
-        push(&mut self.costs, (costs.total, now.saturating_duration_since(since)), COSTS_MAX);
+        let paid_until = if std::mem::replace(&mut self.has_first, true) {
+            push(&mut self.costs, (costs.total, now.saturating_duration_since(since)), COSTS_MAX);
+            self.pay(costs.total, since, now)
+        } else {
+            now
+        };
         let (Some(every), Some(due)) = (self.every, self.next) else { return 0 };
         self.retry = every;
-        let paid_until = self.pay(costs.total, since, now);
         // Missed rounds are skipped.
         let mut rounds = 0;
         let mut next = due + every;
@@ -152,7 +162,7 @@ impl Pace {
     /// Returns the present interval, if the limit of the costs makes it longer than the requested interval.
     pub(crate) fn longer_interval(&self) -> Option<Duration> {
         let (limit, every) = (self.limit?, self.every?);
-        let count = u32::try_from(self.costs.len()).ok().filter(|count| *count > 0)?;
+        let count = u32::try_from(self.costs.len()).ok().filter(|count| *count >= COSTS_MIN)?;
         let mean = self.costs.iter().map(|(cost, _)| *cost).sum::<Duration>() / count;
         let needed = limit.spread(mean, self.longest(limit));
         (needed > every).then_some(needed)
@@ -296,6 +306,7 @@ mod tests {
     #[test]
     fn one_expensive_checkpoint_defers_the_next_one_only_for_a_time() {
         let mut pace = Pace::new(Some(EVERY), Some(tenth()), Instant::now());
+        assert_eq!(take_many(&mut pace, 1, 1000 * EVERY), EVERY, "the first checkpoint is free");
         take_many(&mut pace, 1, 1000 * EVERY);
         let tiny = CostLimit { share: f64::MIN_POSITIVE, ..tenth() };
         assert_eq!(tiny.spread(EVERY, 100 * EVERY), 100 * EVERY);

@@ -40,6 +40,11 @@ fn seconds(us: u64) -> String {
     format!("{:.1} s", Duration::from_micros(us).as_secs_f64())
 }
 
+/// Returns a time that is often below a second.
+fn interval(us: u64) -> String {
+    if us < 1_000_000 { milliseconds(us) } else { seconds(us) }
+}
+
 /// Describes that the newest checkpoint to which files can be rolled back is too old. The number 0 means the beginning
 /// of the program.
 pub(crate) fn too_old(seq: u64, age_us: u64, reason: &str) -> String {
@@ -435,8 +440,8 @@ fn of_checkpoints(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f,
             "checkpoints every {} would cost more than {max_percent} % of the program's time (--cost-max); they are taken \
              every {}",
-            seconds(*asked_us),
-            seconds(*interval_us)
+            interval(*asked_us),
+            interval(*interval_us)
         ),
         RunEvent::CheckpointsOnTime { seq } => {
             write!(f, "checkpoint {seq} was committed; checkpoints continue")
