@@ -1,7 +1,8 @@
-//! Tests of `undying run` on a full disk: a program that dies meanwhile continues from its newest checkpoint as soon as
-//! the disk has free space again.
+//! Tests of `undying run` on a full disk, and on a disk that stalls. A program that dies while the disk is full continues
+//! from its newest checkpoint as soon as the disk has free space again. A program runs on while the disk of the store
+//! stalls.
 //!
-//! Owns: the full disk, which is an ext4 file system in a file.
+//! Owns: the disk, which is an ext4 file system in a file.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -25,6 +26,15 @@ struct Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.path).status();
+    }
+}
+
+/// A frozen file system. Drop ends the freeze.
+struct Frozen(PathBuf);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = Command::new("/sbin/fsfreeze").arg("-u").arg(&self.0).status();
     }
 }
 
@@ -54,6 +64,16 @@ impl Disk {
             while filler.write_all(&vec![1; bytes]).is_ok() {}
         }
         let _ = filler.sync_all();
+    }
+
+    /// Lets all writes wait, as at a snapshot of the disk. Prints the reason if this is impossible here.
+    fn freeze(&self) -> Option<Frozen> {
+        let done = Command::new("/sbin/fsfreeze").arg("-f").arg(&self.path).status();
+        if done.is_ok_and(|status| status.success()) {
+            return Some(Frozen(self.path.clone()));
+        }
+        println!("unsupported: a frozen file system");
+        None
     }
 
     fn free(&self) {
@@ -101,4 +121,57 @@ fn a_full_disk_of_the_files_costs_no_checkpoint() {
 #[test]
 fn a_full_disk_of_the_store_costs_no_checkpoint() {
     a_death_on_a_full_disk_is_survived("store");
+}
+
+/// Adds a line with a number and a time to an open file, every few milliseconds.
+const BEATING: &str = r#"exec python3 -c '
+import os, time
+beats = open("beats", "a")
+number = 0
+while not os.path.exists("stop"):
+    print(number, time.monotonic(), file=beats, flush=True)
+    number += 1
+    time.sleep(0.005)
+'"#;
+
+#[test]
+fn a_program_runs_on_while_the_store_stalls() {
+    const STALL: Duration = Duration::from_secs(5);
+    /// The stop is much shorter, but other tests use the processors.
+    const GAP_MAX: f64 = 2.0;
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let Some(disk) = Disk::mount(&lab, &lab.path("store")) else { return };
+    let guarded = Guarded::run(&lab, &["--files", "rewind", "--every", "20ms"], BEATING);
+    guarded.await_checkpoints(3);
+    let beats = || -> Vec<(usize, f64)> {
+        let text = fs::read_to_string(lab.path("beats")).unwrap();
+        let words = text.lines().filter_map(|line| line.split_once(' '));
+        words.map(|(number, time)| (number.parse().unwrap(), time.parse().unwrap())).collect()
+    };
+    let before = beats().len();
+    let Some(frozen) = disk.freeze() else {
+        guarded.end();
+        return;
+    };
+    std::thread::sleep(STALL);
+    let meanwhile = beats();
+    drop(frozen);
+    let gaps = meanwhile[before - 1..].windows(2).map(|pair| pair[1].1 - pair[0].1);
+    let longest = gaps.fold(0.0, f64::max);
+    assert!(longest < GAP_MAX, "stood still for {longest} s: {}", guarded.said());
+    assert!(meanwhile.len() > before + 50, "{} beats in {STALL:?}", meanwhile.len() - before);
+
+    let checkpoints = guarded.status()["checkpoints"].as_u64().unwrap();
+    until("more checkpoints", || (guarded.status()["checkpoints"].as_u64()? > checkpoints + 3).then_some(()));
+    let incarnation = guarded.incarnation();
+    guarded.root().signal(Signal::KILL).unwrap();
+    guarded.await_incarnation(incarnation + 1);
+    let count = beats().len();
+    until("more beats", || (beats().len() > count).then_some(()));
+    assert_eq!(guarded.end(), 0);
+    let numbers: Vec<usize> = beats().into_iter().map(|(number, _)| number).collect();
+    assert!(numbers.iter().enumerate().all(|(expected, number)| expected == *number), "{numbers:?}");
 }

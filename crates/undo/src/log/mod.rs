@@ -15,6 +15,8 @@ mod files;
 pub(crate) mod journal;
 pub mod keep;
 mod namespace;
+mod opened_file;
+mod pause;
 pub(crate) mod reader;
 pub(crate) mod record;
 mod removal;
@@ -26,9 +28,12 @@ pub(crate) mod storage;
 pub(crate) mod target;
 #[cfg(test)]
 mod tests;
+mod write_queue;
+mod writes;
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use model::{ByteCount, Sequence};
 
@@ -41,6 +46,7 @@ use record::{AnyRecord, Kind};
 use removal::kept_of;
 pub(crate) use removal::{clear, remove_leftovers};
 use storage::{DiskStorage, LogFile, Storage};
+pub use writes::{Prepared, Writes};
 
 /// The id of a directory in records of the present epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -53,7 +59,7 @@ pub struct InodeId(pub u32);
 /// The writer of an undo log. The caller records a name, an inode or a range only before the first change in an epoch.
 #[derive(Debug)]
 pub struct UndoLog {
-    storage: Box<dyn Storage>,
+    storage: Arc<dyn Storage>,
     boot: String,
     bytes_max: u64,
     /// The epochs, oldest first. The last entry is the present epoch.
@@ -203,7 +209,7 @@ impl UndoLog {
 
     fn on(storage: Box<dyn Storage>, boot: String, bytes_max: ByteCount, file: Box<dyn LogFile>) -> Self {
         Self {
-            storage,
+            storage: storage.into(),
             boot,
             bytes_max: bytes_max.get(),
             epochs: VecDeque::new(),
@@ -253,15 +259,6 @@ impl UndoLog {
         let present = self.present_mut();
         present.sequences_bytes += written;
         present.sequences.push(sequence);
-        Ok(())
-    }
-
-    /// Creates the file of the next epoch in advance, outside the pause of a checkpoint.
-    pub fn prepare(&mut self) -> Result<()> {
-        self.storage.reserve();
-        if self.spare.is_none() {
-            self.spare = Some(new_file(&*self.storage, self.present().ordinal + 1)?);
-        }
         Ok(())
     }
 
@@ -361,7 +358,7 @@ impl UndoLog {
     fn keep<Body: Kind>(&mut self, body: &Body, path: &Path) -> Result<()> {
         let outcome = if self.present().is_broken { Ok(false) } else { self.try_keep(body, path) };
         if !matches!(outcome, Ok(true)) && !self.kept.contains_key(path) {
-            self.storage.drop_kept(path)?;
+            self.storage.drop_kept_later(path)?;
         }
         outcome.map(|_| ())
     }
@@ -431,12 +428,12 @@ impl UndoLog {
 
     fn drop_oldest(&mut self) -> Result<()> {
         let Some(oldest) = self.epochs.front() else { return Ok(()) };
-        self.storage.remove(&epoch_name(oldest.ordinal))?;
+        self.storage.remove_later(&epoch_name(oldest.ordinal))?;
         let Some(oldest) = self.epochs.pop_front() else { return Ok(()) };
         self.bytes -= oldest.length;
         for path in oldest.kept {
             if self.release(&path) {
-                self.storage.drop_kept(&path)?;
+                self.storage.drop_kept_later(&path)?;
             }
         }
         Ok(())

@@ -2,13 +2,11 @@
 //!
 //! Owns: the traits `Storage` and `LogFile`, and their implementation for a directory on disk.
 //! Invariants: every access is relative to the descriptor of the directory. No symbolic link is followed. Written data
-//! is in the page cache before the call returns.
+//! is in the page cache before the call returns, unless writes are held back.
 //! Does not: interpret the content of files.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
-use std::fs::File;
-use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,14 +17,16 @@ use rustix::io::Errno;
 use sys::Error;
 
 use super::keep;
+use super::opened_file::OpenedFile;
 use super::reserve::Reserve;
-use crate::error::Result;
+use super::write_queue::{Change, Drained, WriteQueue};
+use crate::error::{Result, UndoError};
 
 /// Bytes that are preallocated for a new log file, so that writing its header cannot fail on a full disk.
 const HEADER_RESERVE_BYTES: u64 = 4096;
 
 /// A directory of log files.
-pub(crate) trait Storage: Send + Debug {
+pub(crate) trait Storage: Send + Sync + Debug {
     /// Returns the names in the directory, in no order.
     fn names(&self) -> Result<Vec<String>>;
     /// Creates a file that does not exist yet.
@@ -48,6 +48,22 @@ pub(crate) trait Storage: Send + Debug {
     fn kept_bytes(&self, path: &Path) -> Result<ByteCount>;
     /// Removes all links and copies in the keep directories of this log except those in `named`.
     fn sweep_kept(&self, named: &HashSet<PathBuf>) -> Result<()>;
+    /// Holds writes to log files back until `end_hold`. They follow with the next `drain`, or before the next write.
+    fn hold(&self) {}
+    /// Ends `hold`.
+    fn end_hold(&self) {}
+    /// Makes all changes that were held back.
+    fn drain(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Removes a file with the next `drain`.
+    fn remove_later(&self, name: &str) -> Result<()> {
+        self.remove(name)
+    }
+    /// Like `drop_kept`, with the next `drain`.
+    fn drop_kept_later(&self, path: &Path) -> Result<()> {
+        self.drop_kept(path)
+    }
     /// Reserves disk space for records, if space is free.
     fn reserve(&self) {}
     /// Reports whether the disk was full, so that records use the reserved space.
@@ -76,29 +92,37 @@ pub(crate) trait LogFile: Send + Debug {
 /// A log directory on disk.
 #[derive(Debug)]
 pub(crate) struct DiskStorage {
+    place: Arc<Place>,
+    reserve: Option<Arc<Reserve>>,
+    queue: Arc<WriteQueue>,
+}
+
+/// The directory of a log.
+#[derive(Debug)]
+struct Place {
     directory: OwnedFd,
     path: PathBuf,
-    reserve: Option<Arc<Reserve>>,
 }
 
 #[derive(Debug)]
 struct DiskFile {
-    file: File,
-    path: PathBuf,
-    reserve: Option<Arc<Reserve>>,
+    opened: Arc<OpenedFile>,
+    place: Arc<Place>,
+    queue: Arc<WriteQueue>,
 }
 
 impl DiskStorage {
     /// Opens the directory of a log. Refuses a directory to which users other than this user and root can write.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let directory = store::trust::open_directory(path).map_err(crate::UndoError::Store)?;
+        let directory = store::trust::open_directory(path).map_err(UndoError::Store)?.into();
         let path = std::path::absolute(path).map_err(|error| Error::path("find", path, error))?;
-        Ok(Self { directory: directory.into(), path, reserve: None })
+        let place = Arc::new(Place { directory, path });
+        Ok(Self { place, reserve: None, queue: Arc::default() })
     }
 
     /// Reserves disk space for the records of a log that is written.
     pub(crate) fn with_reserve(self) -> Self {
-        let reserve = Reserve::new(self.directory.as_fd()).map(Arc::new);
+        let reserve = Reserve::new(self.place.directory.as_fd()).map(Arc::new);
         Self { reserve, ..self }
     }
 
@@ -112,16 +136,39 @@ impl DiskStorage {
 
     fn file(&self, name: &str, operation: &'static str, flags: OFlags) -> Result<Box<dyn LogFile>> {
         let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let path = self.path.join(name);
-        let file = rustix::fs::openat(&self.directory, name, flags, Mode::from_raw_mode(0o600))
+        let path = self.place.path.join(name);
+        let file = rustix::fs::openat(&self.place.directory, name, flags, Mode::from_raw_mode(0o600))
             .map_err(|errno| Error::path(operation, &path, errno))?;
-        Ok(Box::new(DiskFile { file: file.into(), path, reserve: self.reserve.clone() }))
+        let opened = Arc::new(OpenedFile { file: file.into(), path, reserve: self.reserve.clone() });
+        Ok(Box::new(DiskFile { opened, place: Arc::clone(&self.place), queue: Arc::clone(&self.queue) }))
+    }
+}
+
+impl Place {
+    fn remove(&self, name: &str) -> Result<()> {
+        match rustix::fs::unlinkat(&self.directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(Error::path("remove", self.path.join(name), errno).into()),
+        }
+    }
+
+    /// Makes the changes that were held back.
+    fn drain(&self, queue: &WriteQueue) -> Result<()> {
+        let drained = queue.drain(|change| match change {
+            Change::Write { to, offset, bytes } => to.write(*offset, [bytes, &[]]),
+            Change::Remove(name) => self.remove(name),
+            Change::DropKept(path) => keep::remove(&self.path, path),
+        })?;
+        match drained {
+            Drained::Whole => Ok(()),
+            Drained::FailedBefore => Err(UndoError::Torn { directory: self.path.clone() }),
+        }
     }
 }
 
 impl Storage for DiskStorage {
     fn names(&self) -> Result<Vec<String>> {
-        keep::names_in(self.directory.as_fd(), &self.path)
+        keep::names_in(self.place.directory.as_fd(), &self.place.path)
     }
 
     fn create(&self, name: &str) -> Result<Box<dyn LogFile>> {
@@ -133,19 +180,18 @@ impl Storage for DiskStorage {
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<()> {
-        rustix::fs::renameat_with(&self.directory, from, &self.directory, to, RenameFlags::empty())
-            .map_err(|errno| Error::path("rename", self.path.join(from), errno).into())
+        let Place { directory, path } = &*self.place;
+        rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::empty())
+            .map_err(|errno| Error::path("rename", path.join(from), errno).into())
     }
 
     fn remove(&self, name: &str) -> Result<()> {
-        match rustix::fs::unlinkat(&self.directory, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(Error::path("remove", self.path.join(name), errno).into()),
-        }
+        self.place.remove(name)
     }
 
     fn sync(&self) -> Result<()> {
-        rustix::fs::fsync(&self.directory).map_err(|errno| Error::path("sync", &self.path, errno).into())
+        let Place { directory, path } = &*self.place;
+        rustix::fs::fsync(directory).map_err(|errno| Error::path("sync", path, errno).into())
     }
 
     fn boot(&self) -> Result<String> {
@@ -155,7 +201,7 @@ impl Storage for DiskStorage {
     }
 
     fn drop_kept(&self, path: &Path) -> Result<()> {
-        keep::remove(&self.path, path)
+        keep::remove(&self.place.path, path)
     }
 
     fn kept_bytes(&self, path: &Path) -> Result<ByteCount> {
@@ -164,7 +210,29 @@ impl Storage for DiskStorage {
     }
 
     fn sweep_kept(&self, named: &HashSet<PathBuf>) -> Result<()> {
-        keep::sweep(&self.path, named)
+        keep::sweep(&self.place.path, named)
+    }
+
+    fn hold(&self) {
+        self.queue.hold();
+    }
+
+    fn end_hold(&self) {
+        self.queue.end_hold();
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.place.drain(&self.queue)
+    }
+
+    fn remove_later(&self, name: &str) -> Result<()> {
+        self.queue.add(Change::Remove(name.to_owned()));
+        Ok(())
+    }
+
+    fn drop_kept_later(&self, path: &Path) -> Result<()> {
+        self.queue.add(Change::DropKept(path.to_owned()));
+        Ok(())
     }
 
     fn reserve(&self) {
@@ -176,68 +244,51 @@ impl Storage for DiskStorage {
     }
 
     fn path(&self) -> PathBuf {
-        self.path.clone()
-    }
-}
-
-impl DiskFile {
-    fn failed(&self, operation: &'static str, errno: Errno) -> crate::UndoError {
-        Error::path(operation, &self.path, errno).into()
-    }
-
-    fn spends_reserve(&self, offset: u64) -> bool {
-        self.reserve.as_ref().is_some_and(|reserve| reserve.spend(&self.file, offset))
+        self.place.path.clone()
     }
 }
 
 impl LogFile for DiskFile {
-    fn write(&self, mut offset: u64, parts: [&[u8]; 2]) -> Result<()> {
-        let mut parts = parts.map(IoSlice::new);
-        let mut rest = &mut parts[..];
-        IoSlice::advance_slices(&mut rest, 0);
-        while !rest.is_empty() {
-            match rustix::io::pwritev(&self.file, rest, offset) {
-                Ok(0) => return Err(self.failed("write", Errno::NOSPC)),
-                Ok(written) => {
-                    offset += written as u64;
-                    IoSlice::advance_slices(&mut rest, written);
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::NOSPC | Errno::DQUOT) if self.spends_reserve(offset) => {}
-                Err(errno) => return Err(self.failed("write", errno)),
-            }
+    fn write(&self, offset: u64, parts: [&[u8]; 2]) -> Result<()> {
+        if self.queue.is_held() {
+            let to = Arc::clone(&self.opened);
+            self.queue.add(Change::Write { to, offset, bytes: parts.concat() });
+            return Ok(());
         }
-        Ok(())
+        self.place.drain(&self.queue)?;
+        self.opened.write(offset, parts)
     }
 
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         let mut filled = 0;
         while filled < buffer.len() {
-            match rustix::io::pread(&self.file, &mut buffer[filled..], offset + filled as u64) {
+            match rustix::io::pread(&self.opened.file, &mut buffer[filled..], offset + filled as u64) {
                 Ok(0) => break,
                 Ok(read) => filled += read,
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(self.failed("read", errno)),
+                Err(errno) => return Err(self.opened.failed("read", errno)),
             }
         }
         Ok(filled)
     }
 
     fn truncate(&self, length: u64) -> Result<()> {
-        rustix::fs::ftruncate(&self.file, length).map_err(|errno| self.failed("cut", errno))?;
+        let OpenedFile { file, .. } = &*self.opened;
+        rustix::fs::ftruncate(file, length).map_err(|errno| self.opened.failed("cut", errno))?;
         if length == 0 {
             // Preallocation saves time and reserves space. A file system without preallocation works as well.
-            let _ = rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, HEADER_RESERVE_BYTES);
+            let _ = rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, HEADER_RESERVE_BYTES);
         }
         Ok(())
     }
 
     fn length(&self) -> Result<u64> {
-        let stat = rustix::fs::fstat(&self.file).map_err(|errno| self.failed("inspect", errno))?;
+        let stat =
+            rustix::fs::fstat(&self.opened.file).map_err(|errno| self.opened.failed("inspect", errno))?;
         Ok(stat.st_size as u64)
     }
 
     fn sync(&self) -> Result<()> {
-        rustix::fs::fdatasync(&self.file).map_err(|errno| self.failed("sync", errno))
+        rustix::fs::fdatasync(&self.opened.file).map_err(|errno| self.opened.failed("sync", errno))
     }
 }

@@ -83,6 +83,7 @@ fn an_empty_epoch_is_the_way_back_to_several_checkpoints() {
     assert_eq!(log.sequences(), sequences(&[0, 1, 2, 3]));
     log.forget_before(Sequence(2)).unwrap();
     assert_eq!(log.sequences(), sequences(&[2, 3]));
+    log.writes().make().unwrap();
     assert!(!file_of(&directory, 1).exists());
 }
 
@@ -179,12 +180,14 @@ fn links_and_copies_go_with_the_last_epoch_that_names_them() {
     log.forget_before(Sequence(1)).unwrap();
     assert!(copy.exists());
     log.forget_before(Sequence(2)).unwrap();
+    log.writes().make().unwrap();
     assert!(!copy.exists());
 
     // A broken epoch keeps no copy. The copy of a failed record is removed as well.
     let (_file, copy) = keep.file().unwrap();
     log.broken("a test").unwrap();
     log.whole_in(InodeId(0), &copy).unwrap();
+    log.writes().make().unwrap();
     assert!(!copy.exists());
 }
 
@@ -302,4 +305,49 @@ fn records_go_on_for_a_while_when_the_disk_is_full() {
     disk.fill();
     record(&mut log, 6).unwrap();
     assert_eq!(reachable(&directory).unwrap().0, sequences(&[3]));
+}
+
+#[test]
+fn records_of_a_pause_are_written_after_it_or_before_the_next_record() {
+    for by_record in [false, true] {
+        let (directory, mut log) = new(LARGE);
+        log.hold();
+        epoch_in_pause(&mut log);
+        log.end_hold();
+        assert_eq!(reachable(&undo(&directory)).unwrap().0, sequences(&[0]), "nothing was written");
+        assert_eq!(log.sequences(), sequences(&[0, 1]));
+        if by_record {
+            log.inode(&key(2), &Attributes::default(), Path::new("/other"), Touch::ANY, None).unwrap();
+        } else {
+            log.writes().make().unwrap();
+        }
+        assert_eq!(reachable(&undo(&directory)).unwrap().0, sequences(&[0, 1]));
+    }
+}
+
+/// Records a change, and begins the next epoch at checkpoint 1.
+fn epoch_in_pause(log: &mut UndoLog) {
+    log.inode(&key(1), &Attributes::default(), Path::new("/file"), Touch::ANY, None).unwrap();
+    log.boundary(Sequence(1)).unwrap();
+}
+
+#[test]
+fn after_a_write_of_a_pause_has_failed_no_record_is_added_until_the_next_boundary() {
+    let (directory, mut log) = new(LARGE);
+    log.prepare().unwrap();
+    log.hold();
+    epoch_in_pause(&mut log);
+    log.storage.remove_later("no/such/directory/\0").unwrap();
+    log.same(Sequence(2)).unwrap();
+    log.end_hold();
+    log.writes().make().unwrap_err();
+    let error = log.same(Sequence(3)).unwrap_err();
+    assert!(matches!(error, UndoError::Torn { .. }), "{error}");
+    log.broken("a record is missing").unwrap();
+    assert_eq!(reachable(&undo(&directory)).unwrap().0, sequences(&[]), "the epochs are incomplete");
+    log.hold();
+    log.boundary(Sequence(4)).unwrap();
+    log.end_hold();
+    log.writes().make().unwrap();
+    assert_eq!(reachable(&undo(&directory)).unwrap().0, sequences(&[4]));
 }

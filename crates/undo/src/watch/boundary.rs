@@ -64,12 +64,15 @@ impl State {
         open: &[OpenFile<'_>],
         mapped: &[MappedFile<'_>],
     ) -> Boundary {
+        // A pause must not wait for the disk of the log.
+        self.log.hold();
         let boundary = self.try_boundary(sequence, open, mapped);
         if matches!(boundary, Boundary::Deferred(_)) {
             self.boundaries.retract(sequence);
             let outcome = self.log.retract(sequence);
             self.or_break(outcome, "a checkpoint that is not exact");
         }
+        self.log.end_hold();
         boundary
     }
 

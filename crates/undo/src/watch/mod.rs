@@ -281,13 +281,21 @@ impl Watch {
         self.shared.state().costs.demand();
     }
 
-    /// Completes a boundary after the pause: removes marks of fanotify(7) that are not needed any more, and prepares
+    /// Completes a boundary after the pause: writes its records, removes marks of fanotify(7) that are not needed any more, and prepares
     /// the file of the next epoch.
     pub fn after_pause(&self) {
+        // The subject runs. Its calls that need the state must not wait for the disk.
+        let writes = self.shared.state().log.writes();
+        let outcome = writes.make();
         let mut state = self.shared.state();
+        state.or_break(outcome, "a boundary");
         state.sweep();
+        let writes = state.log.writes();
+        drop(state);
         // If the file cannot be created now, the boundary creates it, or is deferred.
-        let _ = state.log.prepare();
+        let prepared = writes.prepare().ok().flatten();
+        let mut state = self.shared.state();
+        prepared.into_iter().for_each(|prepared| state.log.prepared(prepared));
         self.tend(state);
     }
 
@@ -352,6 +360,8 @@ impl Watch {
     pub fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<WentBack> {
         let mut state = self.shared.state();
         state.is_restoring = true;
+        let outcome = state.log.writes().make();
+        state.or_break(outcome, "a boundary");
         let went = back::go_back(&self.options.directory, to, Conflicts::Refuse, leave, Durability::Kill)?;
         state.log = UndoLog::open(&self.options.directory, self.options.bytes_max)?;
         state.begin_epoch();

@@ -1,0 +1,163 @@
+//! Changes of log files that are held back while the subject is stopped, so that no pause waits for a disk.
+//!
+//! At a boundary, the log writes records while the subject (a protected process tree) is stopped. A write can wait for
+//! the disk for seconds: the file system can be frozen for a snapshot, or the kernel can have too much unwritten data. The
+//! records of a boundary are therefore written after the pause. If the guardian ends before this, the log lacks the
+//! boundary. Then a rollback goes to the boundary before, for which the log is complete: a change of the subject that
+//! needs a record waits until the records of the boundary and its own record are written.
+//!
+//! Owns: the changes that are not made yet, and their order.
+//! Invariants: changes are made in the order in which they were requested. After a failure, no further change is made
+//! until the next boundary begins.
+//! Does not: decide what is written.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::opened_file::OpenedFile;
+use crate::error::Result;
+
+/// A change of a file of the log.
+#[derive(Debug)]
+pub(super) enum Change {
+    Write {
+        to: Arc<OpenedFile>,
+        offset: u64,
+        bytes: Vec<u8>,
+    },
+    /// The removal of a file in the directory of the log.
+    Remove(String),
+    /// The removal of a file in a keep directory.
+    DropKept(PathBuf),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct WriteQueue {
+    state: Mutex<State>,
+    is_made: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    changes: VecDeque<Change>,
+    /// Whether new writes are added to the queue.
+    is_held: bool,
+    /// Whether a thread makes the change that was the first of the queue.
+    is_busy: bool,
+    has_failed: bool,
+}
+
+/// The result of an attempt to make all changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Drained {
+    Whole,
+    /// An earlier change has failed, and its error was reported.
+    FailedBefore,
+}
+
+impl WriteQueue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Holds writes back from now on.
+    pub(super) fn hold(&self) {
+        let mut state = self.state();
+        (state.is_held, state.has_failed) = (true, false);
+    }
+
+    /// Holds further writes back no longer. Writes that were held back follow with the next `drain`.
+    pub(super) fn end_hold(&self) {
+        self.state().is_held = false;
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.state().is_held
+    }
+
+    pub(super) fn add(&self, change: Change) {
+        self.state().changes.push_back(change);
+    }
+
+    /// Makes all changes of the queue, and waits for a change that another thread makes.
+    pub(super) fn drain(&self, make: impl Fn(&Change) -> Result<()>) -> Result<Drained> {
+        let mut state = self.state();
+        loop {
+            if state.is_busy {
+                state = self.is_made.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            if state.has_failed {
+                return Ok(Drained::FailedBefore);
+            }
+            let Some(change) = state.changes.pop_front() else { return Ok(Drained::Whole) };
+            state.is_busy = true;
+            drop(state);
+            let outcome = make(&change);
+            state = self.state();
+            state.is_busy = false;
+            self.is_made.notify_all();
+            if outcome.is_err() {
+                state.has_failed = true;
+                state.changes.clear();
+                outcome?;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::error::UndoError;
+
+    fn removals(queue: &WriteQueue, names: &[&str]) {
+        names.iter().for_each(|name| queue.add(Change::Remove((*name).to_owned())));
+    }
+
+    fn name(change: &Change) -> String {
+        match change {
+            Change::Remove(name) => name.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn two_threads_make_each_change_once_and_in_order() {
+        let (queue, made) = (WriteQueue::default(), Mutex::new(Vec::new()));
+        let names: Vec<String> = (0..200).map(|number| number.to_string()).collect();
+        removals(&queue, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        let make = |change: &Change| {
+            std::thread::yield_now();
+            made.lock().unwrap().push(name(change));
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| assert_eq!(queue.drain(make).unwrap(), Drained::Whole));
+            }
+        });
+        assert_eq!(*made.lock().unwrap(), names);
+    }
+
+    #[test]
+    fn after_a_failure_nothing_is_changed_until_the_next_hold() {
+        let (queue, made) = (WriteQueue::default(), AtomicUsize::new(0));
+        removals(&queue, &["a", "b", "c"]);
+        let make = |change: &Change| {
+            made.fetch_add(1, Ordering::Relaxed);
+            if name(change) == "b" {
+                return Err(UndoError::Short { directory: PathBuf::new() });
+            }
+            Ok(())
+        };
+        assert!(queue.drain(make).is_err());
+        removals(&queue, &["d"]);
+        assert_eq!((queue.drain(make).unwrap(), made.load(Ordering::Relaxed)), (Drained::FailedBefore, 2));
+        queue.hold();
+        assert_eq!((queue.drain(make).unwrap(), made.load(Ordering::Relaxed)), (Drained::Whole, 3));
+    }
+}
