@@ -9,7 +9,8 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use guardian::{
-    CODECS, Codec, CostMax, EVERY_MIN, GuardianError, MAX_PAUSE_MIN, RestartLimit, StoreLocation, Success,
+    CODECS, Codec, CostMax, EVERY_MIN, GuardianError, MAX_PAUSE_MIN, RestartLimit, SizeLimit, StoreLocation,
+    Success,
 };
 use model::{ByteCount, Pid};
 
@@ -177,6 +178,14 @@ pub(crate) fn percent(text: &str) -> Result<f64, Malformed> {
     if number.is_finite() && number > 0.0 { Ok(number / 100.0) } else { Err(MALFORMED) }
 }
 
+/// Parses the maximum size of the checkpoints in the store: a size, or `off`.
+pub(crate) fn store_max(text: &str) -> Result<SizeLimit, Malformed> {
+    match text {
+        "off" => Ok(SizeLimit::None),
+        _ => size(text).map(SizeLimit::Bytes),
+    }
+}
+
 /// Parses a limit of the costs of checkpoints: a number of per cent, or `off`.
 pub(crate) fn cost_max(text: &str) -> Result<CostMax, Malformed> {
     match text {
@@ -249,6 +258,7 @@ mod tests {
         assert_eq!(size("2G").unwrap(), ByteCount(2 << 30));
         for bad in ["", "0", "iB", "GiB", "1MB", "-1", "1.5G", "5iB", "99999999999999999999", "99999999T"] {
             assert!(size(bad).is_err(), "{bad}");
+            assert!(store_max(bad).is_err(), "{bad}");
         }
     }
 

@@ -57,7 +57,7 @@ pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, RestoreRequest, Resumed, checkpoint, restore};
 pub use record::{
     Brings, ConnectionsReport, CostsReport, Death, DeathNow, FreshReport, LateReport, PauseMicroseconds,
-    RefusalReport, SlicesReport, SubjectFacts, SubjectState, VerifiedReport,
+    RefusalReport, SlicesReport, StoredReport, SubjectFacts, SubjectState, VerifiedReport,
 };
 pub use run::{
     COMPRESS_AFTER_DEFAULT, ComponentChannels, CostMax, Damaged, EVERY_DEFAULT, EVERY_MIN,
@@ -65,7 +65,7 @@ pub use run::{
 };
 pub use signals::in_background;
 pub use status::{SubjectReport, status};
-pub use store::{CODECS, Codec, codec};
+pub use store::{CODECS, Codec, SizeLimit, codec};
 pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus, Success, System};
 pub use sys::clock::Clock;
 pub use system::{ChannelFacts, ComponentFacts, SystemOrder, order, read_system, up};

@@ -257,6 +257,9 @@ pub struct SubjectFacts {
     /// The slices of the last checkpoint.
     #[serde(default)]
     pub slices: SlicesReport,
+    /// The checkpoints in the store.
+    #[serde(default)]
+    pub stored: StoredReport,
     /// What the checkpoints cost the subject.
     #[serde(default)]
     pub costs: CostsReport,
@@ -289,6 +292,17 @@ pub struct SubjectFacts {
     pub held_back: Vec<RefusalReport>,
     /// For each reason: the number of checkpoints that were not taken.
     pub refusals: Vec<RefusalReport>,
+}
+
+/// The checkpoints of a subject in the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct StoredReport {
+    /// Number of checkpoints that can be restored.
+    pub kept: usize,
+    /// The maximum size (`--store-max`) for the newest checkpoint. `None`: no limit.
+    pub max_bytes: Option<u64>,
+    /// Whether fewer checkpoints are kept than `--keep` requests, because of the maximum size.
+    pub is_shortened: bool,
 }
 
 /// What the checkpoints of a subject cost.

@@ -41,7 +41,7 @@ pub use layout::WriteOptions;
 pub use load::{LoadedRun, VerifyReport};
 pub use log::{
     Completion, EPOCHS_IN_FLIGHT_MAX, LogCommitted, LogOptions, LogStatus, LogThreads, LogWriter,
-    RetentionPolicy, SegmentCompression, Squashed, Ticket,
+    RetentionPolicy, SegmentCompression, SizeLimit, Squashed, Ticket,
 };
 pub use medium::{Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
 pub use memory::{Memory, MemoryOptions};

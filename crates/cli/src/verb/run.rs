@@ -9,7 +9,8 @@ use std::num::{NonZeroU32, NonZeroU64};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use guardian::{
-    ChangedFiles, CostMax, Guarded, Preference, RestartLimit, RestartPolicy, RunRequest, Success, Tuning,
+    ChangedFiles, CostMax, Guarded, Preference, RestartLimit, RestartPolicy, RunRequest, SizeLimit, Success,
+    Tuning,
 };
 use model::Pid;
 
@@ -47,6 +48,7 @@ impl Verb for Run {
                 option("keep", "K", "Maximum number of checkpoints that are kept: the newest, and older ones at increasing distances [default: 8]")
                     .value_parser(value_parser!(u32).range(1..)),
             )
+            .arg(option("store-max", "SIZE", STORE_MAX).long_help(STORE_MAX_LONG).value_parser(parse::store_max))
             .arg(parse::compress(COMPRESS))
             .arg(
                 option("compress-after", "DUR", COMPRESS_AFTER)
@@ -159,7 +161,7 @@ status of `undying run` is that of the program in each case";
 /// The value of `--restart-from` for a program that no restart restores.
 const BEGINNING: &str = "beginning";
 /// The options that have no effect without checkpoints.
-const OF_CHECKPOINTS: [&str; 9] = [
+const OF_CHECKPOINTS: [&str; 10] = [
     "every",
     "await-ready",
     "verify-every",
@@ -169,6 +171,7 @@ const OF_CHECKPOINTS: [&str; 9] = [
     "files",
     "files-back-max",
     "cost-max",
+    "store-max",
 ];
 
 /// The event name of `--restart-on`.
@@ -206,6 +209,15 @@ beginning with its present files [default: four times --every, at least 10s]";
 const FILES_UNDO_MAX: &str = "\
 Maximum size of the undo log of files, like 500MiB; above it, files can be rolled back only to newer checkpoints \
 [default: 2GiB]";
+
+const STORE_MAX: &str = "\
+Maximum size of the checkpoints in the store; above it, fewer old ones are kept, but at least two; `off`: no limit [default: \
+four times the memory of the program, and 64 MiB]";
+
+const STORE_MAX_LONG: &str = "\
+Maximum size of the checkpoints in the store. If as many checkpoints as --keep requests need more, fewer old ones are kept, \
+but at least two. `status` says so. `off`: no limit. [default: four times the memory that the newest checkpoint contains, \
+and 64 MiB]";
 
 const COST_MAX: &str = "\
 Maximum part of the time, in per cent, that checkpoints may take from the program; above it, the interval grows; `off`: no \
@@ -342,6 +354,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
             .copied()
             .unwrap_or(guardian::FILES_UNDO_MAX_DEFAULT),
         files_back_max: matches.get_one("files-back-max").copied(),
+        store_max: matches.get_one::<SizeLimit>("store-max").copied().unwrap_or_default(),
         cost_max: matches.get_one::<CostMax>("cost-max").copied().unwrap_or_default(),
         files_cost_max: matches.get_one("files-cost-max").copied(),
         limit: matches.get_one::<RestartLimit>("max-restarts").copied().unwrap_or_default(),

@@ -78,6 +78,7 @@ impl Verb for Status {
             tell_component(subject);
             tell_slices(subject);
             tell_costs(subject);
+            tell_stored(subject);
             tell_connections(subject);
             tell_files(subject);
             tell_outlook(subject);
@@ -124,6 +125,18 @@ fn tell_slices(subject: &SubjectReport) {
             slices.count,
             time(slices.longest_us),
             time(slices.total_us)
+        ));
+    }
+}
+
+/// Reports that fewer checkpoints are kept than requested.
+fn tell_stored(subject: &SubjectReport) {
+    let (name, stored) = (&subject.facts.name, subject.facts.stored);
+    if let Some(max) = stored.max_bytes.filter(|_| stored.is_shortened) {
+        print::say(format_args!(
+            "{name}: {} checkpoints are kept, because more would need more than {} (--store-max)",
+            stored.kept,
+            print::bytes(max)
         ));
     }
 }

@@ -120,3 +120,27 @@ fn without_a_limit_costs_are_measured() {
     assert!(events(&lab, "interval-raised").is_empty());
     assert_eq!(guarded.end(), 0);
 }
+
+#[test]
+fn fewer_checkpoints_are_kept_if_the_store_would_be_too_large() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let words = ["--every", "20ms", "--cost-max", "off", "--files", "keep", "--store-max", "16MiB"];
+    let guarded = Guarded::run(&lab, &words, WIDE_WRITER);
+    guarded.await_checkpoints(5);
+    let stored = until("fewer checkpoints", || {
+        let stored = guarded.status()["stored"].clone();
+        (stored["is_shortened"] == true).then_some(stored)
+    });
+    assert_eq!(stored["max_bytes"], 16_u64 << 20);
+    // A checkpoint that a restart would use now is kept in addition.
+    assert!((2..=3).contains(&stored["kept"].as_u64().unwrap()), "{stored}");
+    let said = lab.say(["status"]);
+    let expected = "checkpoints are kept, because more would need more than 16.00 MiB (--store-max)";
+    assert!(format!("{}{}", said.stdout, said.stderr).contains(expected), "{said:?}");
+    guarded.kill();
+    guarded.await_incarnation(1);
+    assert_eq!(guarded.end(), 0);
+}

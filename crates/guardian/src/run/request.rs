@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use engine::Tuning;
 use model::{ByteCount, Pid, ProcessKey};
-use store::Codec;
+use store::{Codec, SizeLimit};
 use supervise::{BackOffPlan, ChangedFiles, CostLimit, RestartLimit, RestartPolicy, Success};
 
 use super::launch::Launch;
@@ -102,6 +102,8 @@ pub struct RunRequest {
     /// Maximum fraction of time that is spent on keeping old file contents; 0.1 is a tenth. With `None`, there is no
     /// limit if output is held. Otherwise, the limit is `FILES_COST_MAX_DEFAULT`.
     pub files_cost_max: Option<f64>,
+    /// Maximum size of the checkpoints in the store.
+    pub store_max: SizeLimit,
     /// Maximum fraction of time that checkpoints cost the program; 0.1 is a tenth.
     pub cost_max: CostMax,
     /// Maximum number of restarts in a time window.
@@ -140,6 +142,7 @@ impl RunRequest {
             files_back_max: None,
             files_undo_max: FILES_UNDO_MAX_DEFAULT,
             files_cost_max: None,
+            store_max: SizeLimit::default(),
             cost_max: CostMax::default(),
             limit: RestartLimit::default(),
             back_off: BackOffPlan::default(),

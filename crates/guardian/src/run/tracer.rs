@@ -41,8 +41,12 @@ impl Place {
     pub(super) fn new(store: &Store, name: &SubjectName, request: &RunRequest) -> Self {
         let compression =
             request.compression.map(|codec| SegmentCompression::new(codec, request.compress_after));
-        let options =
-            LogOptions { keep: RetentionPolicy::thinned(request.keep), compression, ..LogOptions::default() };
+        let options = LogOptions {
+            keep: RetentionPolicy::thinned(request.keep),
+            size: request.store_max,
+            compression,
+            ..LogOptions::default()
+        };
         Self { store: store.clone(), name: name.clone(), options }
     }
 

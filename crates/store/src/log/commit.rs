@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use image::{Blob, Commit, ImageKind, LogRoot, SealedFile};
+use image::{Blob, Commit, ImageKind, LogRoot, LogSegment, SealedFile};
 use model::{ByteCount, PageCount};
 use sys::Errno;
 
@@ -62,11 +62,34 @@ impl WriterThread {
         self.parts.enter(blob.clone(), &part);
         let written = self.active_segment.written - epoch.begun_at + part.bytes.len() as u64;
         let commit = self.commit_record(epoch, meta, &blob, written);
-        self.retention.thin(&commit, &locked(&self.shared.state).held);
+        self.thin(&commit);
         self.publish(&self.root(&commit))?;
         let written = ByteCount(self.active_segment.written - epoch.begun_at);
         let (sequence, timings) = (epoch.sequence, epoch.timings);
         Ok(LogCommitted { sequence, commit, written, moved, timings })
+    }
+
+    /// Removes the older checkpoints that are not kept beside the new checkpoint.
+    fn thin(&mut self, commit: &Commit) {
+        let held = locked(&self.shared.state).held.clone();
+        self.retention.thin(commit, &held);
+        let segments = &self.state.segments;
+        let stored = PageCount(self.state.pages.stored);
+        let Some(max) = self.retention.size.bytes(stored, segments.segment_bytes()) else { return };
+        let own = self.needed();
+        self.status.size_max = Some(max);
+        if self.retention.fit(max, &own, &held, |segment| segments.length(segment)) {
+            self.status.is_shortened = true;
+        } else if self.retention.kept.len() + 1 >= self.retention.policy.count() {
+            self.status.is_shortened = false;
+        }
+    }
+
+    /// Returns the segments of the newest state, and of its index parts.
+    fn needed(&self) -> BTreeSet<LogSegment> {
+        let live = self.state.segments.iter().filter(|state| state.live > 0).map(|state| state.number);
+        let indexes = self.parts.parts.iter().flat_map(|part| space::segments_of(&part.blob));
+        live.chain(indexes).collect()
     }
 
     /// Writes a root and the slot that publishes it. The checkpoint becomes the newest checkpoint.
@@ -137,14 +160,11 @@ impl WriterThread {
 
     /// Returns a root with the current parts, the older checkpoints that remain, and the needed segments.
     fn root(&self, commit: &Commit) -> LogRoot {
-        let parts = &self.parts.parts;
-        let live = self.state.segments.iter().filter(|state| state.live > 0).map(|state| state.number);
-        let indexes = parts.iter().flat_map(|part| space::segments_of(&part.blob));
         LogRoot {
             commit: commit.clone(),
-            parts: parts.clone(),
+            parts: self.parts.parts.clone(),
             kept: self.retention.entries().cloned().collect(),
-            segments: live.chain(indexes).collect::<BTreeSet<_>>().into_iter().collect(),
+            segments: self.needed().into_iter().collect(),
         }
     }
 }

@@ -32,7 +32,7 @@ mod writer_thread;
 
 pub use here::Ticket;
 pub(crate) use layout::LOG_DIRECTORY;
-pub use options::{LogOptions, LogThreads, RetentionPolicy, SegmentCompression};
+pub use options::{LogOptions, LogThreads, RetentionPolicy, SegmentCompression, SizeLimit};
 pub use queue::EPOCHS_IN_FLIGHT_MAX;
 pub use squash::Squashed;
 pub use ticket::{Completion, LogCommitted, LogStatus};

@@ -90,7 +90,7 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
         state,
         // The first commit writes a full index, because the content of the next merged part is unknown.
         parts: Parts::default(),
-        retention: Retention { policy: options.keep, kept },
+        retention: Retention { policy: options.keep, size: options.size, kept },
         epoch: None,
         packed: Packed::default(),
         cleaner: Cleaner::default(),

@@ -88,6 +88,39 @@ impl Default for RetentionPolicy {
     }
 }
 
+/// The maximum size of a log. If the checkpoints of the retention policy need more, fewer old checkpoints are kept.
+/// `KEPT_MIN` checkpoints are kept in any case.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SizeLimit {
+    /// `PAGES_FACTOR` times the pages of the newest checkpoint, and a fixed part.
+    #[default]
+    OfPages,
+    /// A number of bytes.
+    Bytes(ByteCount),
+    /// No limit.
+    None,
+}
+
+/// The number of checkpoints that are kept regardless of the size limit.
+pub(super) const KEPT_MIN: usize = 2;
+/// The default size limit, as a multiple of the stored pages of the newest checkpoint.
+const PAGES_FACTOR: u64 = 4;
+/// The fixed part of the default size limit, in segments: the segments that are being written, and partly filled ones.
+const FIXED_SEGMENTS: u64 = 4;
+
+impl SizeLimit {
+    /// Returns the limit for a newest checkpoint with this number of stored pages.
+    pub(super) fn bytes(self, stored: PageCount, segment: ByteCount) -> Option<ByteCount> {
+        match self {
+            Self::OfPages => {
+                Some(ByteCount(PAGES_FACTOR * stored.bytes().get() + FIXED_SEGMENTS * segment.get()))
+            }
+            Self::Bytes(bytes) => Some(bytes),
+            Self::None => None,
+        }
+    }
+}
+
 /// The threads that write the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogThreads {
@@ -109,6 +142,8 @@ pub struct LogOptions {
     pub segment: ByteCount,
     /// The retention policy.
     pub keep: RetentionPolicy,
+    /// The maximum size.
+    pub size: SizeLimit,
     /// The compression of old segments; `None` disables compression.
     pub compression: Option<SegmentCompression>,
     /// The threads that do the work.
@@ -145,6 +180,7 @@ impl Default for LogOptions {
             buffer_pages: PageCount(512),
             segment: ByteCount(16 << 20),
             keep: RetentionPolicy::default(),
+            size: SizeLimit::default(),
             compression: None,
             threads: LogThreads::Own,
         }

@@ -125,11 +125,25 @@ impl Segments {
 
     /// Returns the size of all segments on the device.
     pub(crate) fn disk(&self) -> ByteCount {
-        let lengths = self.iter().map(|state| match state.compressed {
-            Some(Compressed::To(length)) => length.get(),
-            _ => self.blocks * LOG_BLOCK_BYTES,
-        });
-        ByteCount(lengths.sum())
+        ByteCount(self.iter().map(|state| self.length_of(state).get()).sum())
+    }
+
+    /// Returns the size of one segment on the device.
+    pub(crate) fn length(&self, number: LogSegment) -> ByteCount {
+        let state = self.numbers.get(&number).and_then(|slot| self.slots[*slot as usize].as_ref());
+        state.map_or(self.segment_bytes(), |state| self.length_of(state))
+    }
+
+    /// Returns the size of an uncompressed segment.
+    pub(crate) fn segment_bytes(&self) -> ByteCount {
+        ByteCount(self.blocks * LOG_BLOCK_BYTES)
+    }
+
+    fn length_of(&self, state: &SegmentState) -> ByteCount {
+        match state.compressed {
+            Some(Compressed::To(length)) => length,
+            _ => self.segment_bytes(),
+        }
     }
 
     /// Returns the number of compressed segments.

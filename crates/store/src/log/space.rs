@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use image::{Blob, Commit, LogKept, LogSegment};
-use model::Sequence;
+use model::{ByteCount, Sequence};
 
 use super::layout::{self, SegmentFiles};
 use super::load::{LogFiles, Newest};
-use super::options::RetentionPolicy;
+use super::options::{KEPT_MIN, RetentionPolicy, SizeLimit};
 use crate::error::Result;
 use crate::medium::Medium;
 
@@ -48,6 +48,7 @@ pub(super) fn segments_of(blob: &Blob) -> impl Iterator<Item = LogSegment> + '_ 
 #[derive(Debug)]
 pub(super) struct Retention {
     pub(super) policy: RetentionPolicy,
+    pub(super) size: SizeLimit,
     pub(super) kept: Vec<Kept>,
 }
 
@@ -59,6 +60,29 @@ impl Retention {
         let stays = self.policy.choose(&times.map(Duration::from_nanos).collect::<Vec<_>>());
         let mut stays = stays.into_iter();
         self.kept.retain(|kept| stays.next() == Some(true) || held.contains(&kept.entry.sequence));
+    }
+
+    /// Removes the oldest checkpoints, except the checkpoints in `held`, until the needed segments fit into `max` bytes, or
+    /// `KEPT_MIN` checkpoints remain. `own` are the segments of the checkpoint that follows. Returns whether a checkpoint
+    /// was removed.
+    pub(super) fn fit(
+        &mut self,
+        max: ByteCount,
+        own: &BTreeSet<LogSegment>,
+        held: &[Sequence],
+        length: impl Fn(LogSegment) -> ByteCount,
+    ) -> bool {
+        let before = self.kept.len();
+        loop {
+            let kept = self.kept.iter().flat_map(|kept| kept.segments.iter().copied());
+            let needed: BTreeSet<LogSegment> = kept.chain(own.iter().copied()).collect();
+            let bytes: u64 = needed.into_iter().map(|segment| length(segment).get()).sum();
+            let oldest = self.kept.iter().position(|kept| !held.contains(&kept.entry.sequence));
+            match oldest.filter(|_| bytes > max.get() && self.kept.len() + 1 > KEPT_MIN) {
+                Some(oldest) => drop(self.kept.remove(oldest)),
+                None => return self.kept.len() < before,
+            }
+        }
     }
 
     /// Removes the oldest checkpoints until `count` checkpoints remain. Returns the sequence numbers of the removed

@@ -15,7 +15,7 @@ use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
 
 use super::open::{self, Opened};
-use super::options::{LogOptions, LogThreads, RetentionPolicy};
+use super::options::{LogOptions, LogThreads, RetentionPolicy, SizeLimit};
 use super::read;
 use super::table::PageContent;
 use super::writer_thread::{OpenEpoch, WriterThread};
@@ -54,8 +54,12 @@ pub struct Squashed {
 /// Rewrites the newest checkpoint of the log in this directory. Returns `None` if the log has no checkpoint.
 pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Option<Squashed>> {
     // All checkpoints are kept here, because only the usual writer of the log applies a retention policy.
-    let options =
-        LogOptions { buffers: BUFFERS, keep: RetentionPolicy::newest(usize::MAX), ..LogOptions::default() };
+    let options = LogOptions {
+        buffers: BUFFERS,
+        keep: RetentionPolicy::newest(usize::MAX),
+        size: SizeLimit::None,
+        ..LogOptions::default()
+    };
     let Opened { mut writer_thread, lock: _lock, newest } = open_here(medium, directory, options)?;
     let Some(newest) = newest else { return Ok(None) };
     // If the newest checkpoint is damaged, an older checkpoint is not rewritten, because a rewrite would hide the
@@ -86,7 +90,7 @@ pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Optio
 /// checkpoints.
 pub(crate) fn prune(medium: &Arc<dyn Medium>, directory: &Path, keep: usize) -> Result<Vec<Sequence>> {
     let (buffers, buffer_pages) = (NonZeroUsize::MIN, PageCount(1));
-    let options = LogOptions { buffers, buffer_pages, ..LogOptions::default() };
+    let options = LogOptions { buffers, buffer_pages, size: SizeLimit::None, ..LogOptions::default() };
     let Opened { mut writer_thread, lock: _lock, newest } = open_here(medium, directory, options)?;
     let Some(newest) = newest else { return Ok(Vec::new()) };
     let gone = writer_thread.retention.shorten(keep.max(1));

@@ -53,6 +53,10 @@ pub struct LogStatus {
     pub compressed: usize,
     /// The size of all segments on the device.
     pub disk: ByteCount,
+    /// The maximum size, for the newest checkpoint. `None`: no limit.
+    pub size_max: Option<ByteCount>,
+    /// Whether fewer checkpoints are kept than the retention policy keeps, because of the maximum size.
+    pub is_shortened: bool,
     /// The number of bytes written since the writer was opened.
     pub written: ByteCount,
     /// The number of pages moved by compaction since the writer was opened.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use image::{ImageKind, RecordSet, SpaceId};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use store::{
-    Base, CheckpointSink, EPOCHS_IN_FLIGHT_MAX, Error, ImageReader, LogOptions, LogThreads, LogWriter,
-    OpenCheckpoint, RetentionPolicy, SubjectName,
+    Base, CheckpointSink, EPOCHS_IN_FLIGHT_MAX, Error, ImageReader, LogOptions, LogStatus, LogThreads,
+    LogWriter, OpenCheckpoint, RetentionPolicy, SizeLimit, SubjectName,
 };
 
 use crate::common::log_model;
@@ -343,6 +343,46 @@ fn checkpoints_are_thinned_with_age() {
     for sequence in kept {
         scratch.store.read(&scratch.image(sequence.0)).unwrap().verify(|_| ()).unwrap();
     }
+}
+
+/// Commits 60 checkpoints, each of which rewrites all 1,600 pages. Returns the last status, after a test of all kept
+/// checkpoints.
+fn rewritten(size: SizeLimit) -> LogStatus {
+    let scratch = Scratch::new();
+    let writer = scratch.open(LogOptions { keep: RetentionPolicy::newest(8), size, ..options() });
+    for sequence in 1..=60 {
+        let epoch = writer.begin(Sequence(sequence), Base::Newest).unwrap().unwrap();
+        for first in (0..1_600).step_by(16) {
+            let mut batch = epoch.buffer().unwrap();
+            log_model::fill(batch.push(SpaceId(0), address(first), PageCount(16)).unwrap(), sequence + first);
+            epoch.append(batch).unwrap();
+        }
+        epoch.commit(RecordSet::new(), meta(Sequence(sequence))).unwrap().wait().unwrap();
+    }
+    let status = writer.status();
+    writer.close().unwrap();
+    for sequence in &status.kept {
+        scratch.store.read(&scratch.image(sequence.0)).unwrap().verify(|_| ()).unwrap();
+    }
+    status
+}
+
+#[test]
+fn fewer_checkpoints_are_kept_if_the_log_would_be_too_large() {
+    let memory = 1_600 * PAGE_BYTES;
+    let free = rewritten(SizeLimit::None);
+    assert_eq!((free.kept.len(), free.size_max, free.is_shortened), (8, None, false));
+    assert!(free.disk.0 > 7 * memory, "{free:?}");
+    let usual = rewritten(SizeLimit::OfPages);
+    let max = usual.size_max.unwrap();
+    assert!(max.0 <= 4 * memory + 4 * (1 << 18), "{usual:?}");
+    assert!(usual.is_shortened && (2..6).contains(&usual.kept.len()), "{usual:?}");
+    // The segment that is being written, and the segments that were created in advance, come on top.
+    assert!(usual.disk.0 <= max.0 + 4 * (1 << 18), "{usual:?}");
+    let least = rewritten(SizeLimit::Bytes(ByteCount(1)));
+    assert_eq!((least.kept.len(), least.is_shortened), (2, true));
+    let wide = rewritten(SizeLimit::Bytes(ByteCount(100 * memory)));
+    assert_eq!((wide.kept.len(), wide.is_shortened), (8, false));
 }
 
 #[test]

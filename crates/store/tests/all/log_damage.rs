@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use model::{ByteCount, PageCount, Sequence};
 use store::{
-    Base, CheckpointSink, Error, LogOptions, LogThreads, RetentionPolicy, SegmentCompression, Store,
-    SubjectName,
+    Base, CheckpointSink, Error, LogOptions, LogThreads, RetentionPolicy, SegmentCompression, SizeLimit,
+    Store, SubjectName,
 };
 
 use crate::common::log_model::Subject;
@@ -26,6 +26,7 @@ fn options(codec: Option<&str>) -> LogOptions {
         buffer_pages: PageCount(16),
         segment: ByteCount(48 << 12),
         keep: RetentionPolicy::newest(2),
+        size: SizeLimit::None,
         compression: codec.map(compressed),
         threads: LogThreads::Caller,
     }

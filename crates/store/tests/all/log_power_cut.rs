@@ -13,7 +13,8 @@ use std::time::Duration;
 use fastrand::Rng;
 use model::{ByteCount, PageCount, Sequence};
 use store::{
-    Error, LogOptions, LogThreads, LogWriter, Medium, RetentionPolicy, SegmentCompression, Store, SubjectName,
+    Error, LogOptions, LogThreads, LogWriter, Medium, RetentionPolicy, SegmentCompression, SizeLimit, Store,
+    SubjectName,
 };
 
 use crate::common::log_model::Subject;
@@ -59,6 +60,7 @@ fn options(segments: Segments) -> LogOptions {
         // A segment has space for twelve pages of data, so that one writer fills dozens of segments.
         segment: ByteCount(28 * 4096),
         keep: RetentionPolicy::newest(KEPT),
+        size: SizeLimit::None,
         compression: (segments == Segments::Compressed)
             .then_some(SegmentCompression::new(codec, Duration::ZERO)),
         threads: LogThreads::Caller,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use engine::{Comparison, Phase, Phases, Slices, Taken};
 use image::ImageKind;
-use model::{PageCount, Sequence};
+use model::{ByteCount, PageCount, Sequence};
 use store::{Completion, LogCommitted, LogWriter};
 use supervise::{Event, NotTaken, Sliced, State};
 use sys::packet_hold::PacketNumber;
@@ -24,7 +24,7 @@ use super::parts::Guard;
 use crate::error::GuardianError;
 use crate::event::wording::headline;
 use crate::event::{CheckpointEvent, PhaseTimes, RunEvent};
-use crate::record::{Failing, PauseMicroseconds, SlicesReport};
+use crate::record::{Failing, PauseMicroseconds, SlicesReport, StoredReport};
 use crate::time;
 
 /// How long the guard waits to see whether a failure was caused by a dying process.
@@ -289,6 +289,11 @@ impl Guard {
         self.voice.record.last_checkpoint = Some(self.time());
         if let Some(status) = status {
             self.voice.record.store_bytes = Some(status.disk.get());
+            self.voice.record.facts.stored = StoredReport {
+                kept: status.kept.len(),
+                max_bytes: status.size_max.map(ByteCount::get),
+                is_shortened: status.is_shortened,
+            };
             self.rebuild.watching().into_iter().for_each(|watching| watching.retain(&status.kept));
         }
         self.hold_newest();

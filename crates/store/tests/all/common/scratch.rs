@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use model::{ByteCount, PageCount};
-use store::{LogOptions, LogThreads, LogWriter, RetentionPolicy, SegmentCompression, Store, SubjectName};
+use store::{
+    LogOptions, LogThreads, LogWriter, RetentionPolicy, SegmentCompression, SizeLimit, Store, SubjectName,
+};
 
 use undying_store as store;
 
@@ -72,6 +74,7 @@ pub(crate) fn options() -> LogOptions {
         buffer_pages: PageCount(16),
         segment: ByteCount(1 << 18),
         keep: RetentionPolicy::newest(3),
+        size: SizeLimit::None,
         compression: None,
         threads: LogThreads::Own,
     }
