@@ -251,6 +251,13 @@ impl Channels {
         Outcome { callers, ..Outcome::default() }.settle();
     }
 
+    /// Records that a component is being ended, and is then started from its beginning. The held sockets stay open, also
+    /// those that the program closes before it ends.
+    pub fn ends_for_restart(&self, component: ComponentId) {
+        self.inner.state().component(component).end_for_restart();
+        self.inner.wake();
+    }
+
     /// Records that the incarnation of a component has ended, and that another incarnation follows. The held sockets
     /// stay open. Call this function as soon as the death is detected, and before the start of the next incarnation.
     pub fn died(&self, component: ComponentId) {

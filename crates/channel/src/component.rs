@@ -42,6 +42,8 @@ pub(crate) enum Phase {
     Running { is_restored: bool },
     /// The component is ready.
     Ready { is_restored: bool },
+    /// The component is being ended, and will be started again from its beginning.
+    Ending,
     /// The component has died and will be restarted.
     Dead,
     /// The component will not be restarted.
@@ -110,13 +112,33 @@ impl Component {
         }
     }
 
+    /// Records that the incarnation is being ended, and that the component is then started from its beginning. From now
+    /// on, no scan closes a socket, because many programs close their listening sockets long before they end.
+    pub(crate) fn end_for_restart(&mut self) {
+        if matches!(self.phase, Phase::Running { .. } | Phase::Ready { .. }) {
+            self.phase = Phase::Ending;
+        }
+        // Many programs unlink their path when they end.
+        self.held.iter_mut().for_each(Held::keep_path);
+    }
+
+    /// While the component is being ended for a restart, gives sockets their paths again that the program has unlinked.
+    /// Reports whether the program can still unlink paths.
+    pub(crate) fn keep_paths(&mut self) -> bool {
+        if self.phase != Phase::Ending {
+            return false;
+        }
+        self.held.iter_mut().for_each(Held::keep_path);
+        self.held.iter().any(|held| held.path.is_some())
+    }
+
     /// Records that the incarnation has ended and that another incarnation follows.
     pub(crate) fn die(&mut self) {
+        // A component with checkpoints needs no path, because a restore provides the held sockets. Its files are not
+        // changed, because a restore compares files with the checkpoint. A start from the beginning does not.
+        let keeps_path = !self.is_traced || self.phase == Phase::Ending;
         self.phase = Phase::Dead;
         self.claim_until = None;
-        // A component with checkpoints needs no path, because a restore provides the held sockets. Its files are not
-        // changed, because a restore compares files with the checkpoint.
-        let keeps_path = !self.is_traced;
         self.held.iter_mut().for_each(|held| held.prepare_wait(keeps_path));
     }
 
@@ -192,8 +214,10 @@ impl Component {
 
     /// Reports whether callers of the target must wait: the component is expected to listen, but does not listen yet.
     pub(crate) fn is_awaited(&self, target: &Target) -> bool {
-        let is_coming = matches!(self.phase, Phase::Expected | Phase::Running { .. } | Phase::Dead);
-        is_coming && !self.held_for(target).any(Held::is_reachable)
+        let is_ending = self.phase == Phase::Ending;
+        let is_coming =
+            is_ending || matches!(self.phase, Phase::Expected | Phase::Running { .. } | Phase::Dead);
+        is_coming && !self.held_for(target).any(|held| held.is_reachable(is_ending))
     }
 
     /// Reports whether callers of the target would queue at a held socket that no incarnation has claimed.
@@ -220,7 +244,9 @@ impl Component {
     /// Applies the result of a scan. Removes and returns sockets that no process has open, and sockets that were not
     /// claimed in time. The returned sockets must be closed after the lock is released.
     pub(crate) fn judge(&mut self, found: &Found, now: Instant) -> Vec<Held> {
-        if found.incarnation != self.incarnation || matches!(self.phase, Phase::Dead | Phase::Stopped) {
+        if found.incarnation != self.incarnation
+            || matches!(self.phase, Phase::Ending | Phase::Dead | Phase::Stopped)
+        {
             return Vec::new();
         }
         self.listens |= found.slots.iter().any(|slot| slot.1.is_some());

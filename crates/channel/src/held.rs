@@ -206,10 +206,10 @@ impl Held {
         }
     }
 
-    /// Reports whether clients that connect now reach the socket. If the socket has a path, the path must lead to the
-    /// socket.
-    pub(crate) fn is_reachable(&self) -> bool {
-        self.claim == Claim::Taken || self.path.as_ref().is_none_or(BoundPath::is_named)
+    /// Reports whether clients that connect now reach the socket. The path of a socket, if there is one, must lead to the
+    /// socket. The path of a running program is not checked; a program that is being ended may have unlinked its path.
+    pub(crate) fn is_reachable(&self, is_ending: bool) -> bool {
+        self.claim == Claim::Taken && !is_ending || self.path.as_ref().is_none_or(BoundPath::is_named)
     }
 
     /// Reports whether this held socket can replace a socket that a thread binds to the address.
@@ -246,7 +246,17 @@ impl Held {
             // On a Unix socket, listen(2) would make this process the peer that clients see.
             let _ = rustix::net::listen(&self.socket, BACKLOG_OF_DEAD);
         }
-        if let Some(path) = self.path.as_mut().filter(|_| keeps_path) {
+        if keeps_path {
+            self.keep_path();
+        }
+    }
+
+    /// Creates the second link of the socket file. If the program has unlinked the path after an earlier call, the path
+    /// leads to the socket again.
+    pub(crate) fn keep_path(&mut self) {
+        if let Some(path) = &mut self.path
+            && path.is_named_again()
+        {
             path.link_aside();
         }
     }
@@ -255,7 +265,7 @@ impl Held {
     pub(crate) fn take(&mut self, slot: Slot) {
         (self.claim, self.slot, self.absences) = (Claim::Taken, Some(slot), 0);
         if let Some(path) = &mut self.path {
-            path.unlink_aside();
+            path.is_bound();
         }
     }
 }

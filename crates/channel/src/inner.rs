@@ -1,6 +1,6 @@
 //! The data that the threads of this crate share.
 //!
-//! Owns: the lock, and the loop of the thread that ends the waits of callers.
+//! Owns: the lock, and the loop of the thread that ends the waits of callers and keeps paths.
 //! Invariants: while a thread holds the lock, the thread neither waits for a program nor closes a socket.
 //! Does not: receive calls.
 
@@ -15,6 +15,9 @@ use crate::state::{Outcome, State};
 
 /// Poll interval for a socket whose listen(2) continues in the kernel; about the duration of the call.
 const LISTEN_POLL: Duration = Duration::from_micros(500);
+/// Poll interval for the paths of a program that is being ended for a restart. After the program has unlinked a path,
+/// clients find no file for this time.
+const PATH_POLL: Duration = Duration::from_millis(2);
 /// Maximum duration of a listen(2) that continues in the kernel. The call takes microseconds, unless the thread is
 /// stopped during the call.
 pub(crate) const LISTEN_LIMIT: Duration = Duration::from_secs(5);
@@ -95,6 +98,7 @@ impl Inner {
             let now = self.clock.now();
             let mut outcome = if state.pending.is_empty() { Outcome::default() } else { state.confirm(now) };
             let is_ending = state.is_ending;
+            let paths = state.keep_paths().then_some(PATH_POLL);
             outcome.callers.extend(match is_ending {
                 true => state.callers.take(|_| true),
                 false => state.callers.take_due(now),
@@ -110,7 +114,7 @@ impl Inner {
             }
             let check = state.callers.next_check(now);
             let poll = (!state.pending.is_empty()).then_some(LISTEN_POLL);
-            state = match check.into_iter().chain(poll).min() {
+            state = match check.into_iter().chain(poll).chain(paths).min() {
                 Some(limit) => {
                     let waited = self.wake.wait_timeout(state, limit);
                     waited.unwrap_or_else(PoisonError::into_inner).0

@@ -50,6 +50,8 @@
 //! - When a program dies, the file of its Unix socket gets a second link (`.NAME.undying-INODE`) in the same directory.
 //!   If the next incarnation unlinks the path and binds a socket to the path again, the second link is renamed to the
 //!   path. Between the unlink(2) and the bind(2), callers wait, and clients that are not components find no file.
+//! - If a program is ended for a restart, the second link is created before. If the program then unlinks the path, the
+//!   path leads to the socket again 2 ms later.
 //! - If the second link cannot be created, and the program unlinks the path, the program gets a new socket. Clients
 //!   that wait at the held socket receive an end of file.
 //! - If a program has renamed its socket file after bind(2), the next incarnation gets a new socket.
@@ -58,7 +60,8 @@
 //! - If a program installs its own seccomp filter with a listener, the kernel refuses the program's filter with EBUSY.
 //! - While a program is dead, its Unix socket queues at most as many clients as the program has requested as backlog.
 //!   Further clients block in connect(2), or fail with EAGAIN if their sockets are nonblocking.
-//! - A socket file of a component with checkpoints gets no second link, because a restore receives the held socket.
+//! - At a death, a socket file of a component with checkpoints gets no second link, because a restore receives the held
+//!   socket.
 //! - All addresses are assumed to belong to one network namespace.
 //! - Components that wait for each other wait until the limit. [`Channels::waiting`] shows these callers.
 //! - If this process dies while a component is dead, the held sockets of the component are closed. Second links are not

@@ -34,6 +34,8 @@ pub(crate) struct BoundPath {
     file: Identity,
     /// The name of the second link in the same directory, if the link exists.
     aside: Option<OsString>,
+    /// Whether the program has unlinked the path, and the second link was renamed to it since.
+    is_put_back: bool,
 }
 
 impl Place {
@@ -79,7 +81,7 @@ impl Place {
 
 impl BoundPath {
     pub(crate) fn new(place: Place, file: Identity) -> Self {
-        Self { place, file, aside: None }
+        Self { place, file, aside: None, is_put_back: false }
     }
 
     pub(crate) fn place(&self) -> &Place {
@@ -120,26 +122,35 @@ impl BoundPath {
             let flags = RenameFlags::NOREPLACE;
             let moved = rustix::fs::renameat_with(directory, aside, directory, &self.place.name, flags);
             if moved.is_ok() {
-                self.aside = None;
+                (self.aside, self.is_put_back) = (None, true);
             }
         }
         self.is_named()
     }
 
-    /// Removes the second link.
-    pub(crate) fn unlink_aside(&mut self) {
-        if let Some(aside) = self.aside.take()
-            && self.place.file_at(&aside) == Ok(self.file)
-        {
-            // Without permission, the link stays. It then leads to a socket that is not served.
-            let _ = rustix::fs::unlinkat(&self.place.directory, &aside, AtFlags::empty());
+    /// Records that a program has bound the path again. Removes the second link.
+    pub(crate) fn is_bound(&mut self) {
+        self.is_put_back = false;
+        if let Some(aside) = self.aside.take() {
+            self.unlink(&aside);
+        }
+    }
+
+    /// Removes a name of the socket file.
+    fn unlink(&self, name: &OsStr) {
+        if self.place.file_at(name) == Ok(self.file) {
+            // Without permission, the name stays. It then leads to a socket that is not served.
+            let _ = rustix::fs::unlinkat(&self.place.directory, name, AtFlags::empty());
         }
     }
 }
 
 impl Drop for BoundPath {
     fn drop(&mut self) {
-        self.unlink_aside();
+        if self.is_put_back {
+            self.unlink(&self.place.name);
+        }
+        self.is_bound();
     }
 }
 
@@ -168,6 +179,21 @@ mod tests {
         std::fs::remove_file(directory.path().join("socket")).unwrap();
         assert!(bound.is_named_again());
         std::os::unix::net::UnixStream::connect(directory.path().join("socket")).unwrap();
+        // The program had unlinked the path, so no name stays.
+        drop(bound);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_path_that_is_bound_again_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_listener, mut bound) = bound(directory.path());
+        bound.link_aside();
+        std::fs::remove_file(directory.path().join("socket")).unwrap();
+        assert!(bound.is_named_again());
+        bound.link_aside();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
+        bound.is_bound();
         drop(bound);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }

@@ -93,6 +93,16 @@ impl State {
         awaited
     }
 
+    /// Gives sockets of components that are being ended for a restart their paths again. Reports whether further paths
+    /// can be unlinked.
+    pub(crate) fn keep_paths(&mut self) -> bool {
+        let mut is_due = false;
+        for component in self.components.values_mut() {
+            is_due |= component.keep_paths();
+        }
+        is_due
+    }
+
     /// Records a socket whose listen(2) continues in the kernel.
     pub(crate) fn expect_listen(&mut self, pending: Pending) {
         if self.pending.len() < PENDING_MAX {

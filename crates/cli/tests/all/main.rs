@@ -21,6 +21,7 @@ mod late;
 mod lazy;
 mod mapped;
 mod metrics;
+mod orders;
 mod packaging;
 mod planted;
 mod policies;

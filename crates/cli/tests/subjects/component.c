@@ -1,10 +1,12 @@
 /*
  * A component of a system: `component FILE [listen=PORT] [delay=MS] [ready] [fd=N] [beat=MS] [stay]
- * [count] [keep]`.
+ * [count] [keep] [path=FILE] [quit=MS]`.
  *
  * It appends `up PID` to FILE at its start, and `end PID` when SIGTERM ends it. The options are:
  *
  *   listen=PORT  listens on 127.0.0.1:PORT, and answers each connection with one line
+ *   path=FILE    listens on the Unix socket FILE instead, which it unlinks before bind(2) and after SIGTERM
+ *   quit=MS      after SIGTERM, closes the listening socket, and ends after this time
  *   keep         keeps the connections of up to 8 clients, and sends each received byte back
  *   delay=MS     delays the listening socket and the readiness message
  *   ready        reports readiness with sd_notify(3) and on standard output
@@ -89,6 +91,18 @@ static int listen_on(int port) {
     return listener;
 }
 
+static int listen_at(const char *path) {
+    struct sockaddr_un own = {.sun_family = AF_UNIX};
+    strncpy(own.sun_path, path, sizeof own.sun_path - 1);
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    unlink(path);
+    if (bind(listener, (struct sockaddr *)&own, sizeof own) != 0 || listen(listener, 64) != 0) {
+        perror("listen");
+        exit(8);
+    }
+    return listener;
+}
+
 static void obey(const char *word) {
     if (strcmp(word, "hang") == 0) {
         for (;;) {
@@ -135,7 +149,8 @@ static void obey(const char *word) {
 int main(int count, char **words) {
     const char *file = words[1];
     int keeps = 0, clients[8] = {-1, -1, -1, -1, -1, -1, -1, -1};
-    int port = 0, delay = 0, beat = 0, is_ready_told = 0, ready_fd = -1, counts = 0;
+    const char *path = NULL;
+    int quit = 0, port = 0, delay = 0, beat = 0, is_ready_told = 0, ready_fd = -1, counts = 0;
     for (int place = 2; place < count; place++) {
         const char *value = strchr(words[place], '=');
         int number = value ? atoi(value + 1) : 0;
@@ -148,6 +163,8 @@ int main(int count, char **words) {
         case 's': signal(SIGTERM, SIG_IGN); break;
         case 'c': counts = 1; break;
         case 'k': keeps = 1; break;
+        case 'p': path = value + 1; break;
+        case 'q': quit = number; break;
         }
     }
     struct sigaction on_end = {.sa_handler = end};
@@ -158,7 +175,7 @@ int main(int count, char **words) {
     }
     append(file, "up");
     usleep(delay * 1000);
-    int listener = port ? listen_on(port) : -1;
+    int listener = port ? listen_on(port) : path ? listen_at(path) : -1;
     if (is_ready_told) {
         notify("READY=1\nSTATUS=at work");
         puts("listening now");
@@ -224,6 +241,11 @@ int main(int count, char **words) {
             }
         }
     }
+    close(listener);
+    if (path) {
+        unlink(path);
+    }
+    usleep(quit * 1000);
     append(file, "end");
     return 0;
 }

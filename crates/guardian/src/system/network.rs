@@ -86,6 +86,11 @@ impl Network {
         self.channels.iter().for_each(|all| all.provider_ready(name(id)));
     }
 
+    /// Records that a component is being ended, and is then started from its beginning, so that its clients wait.
+    pub(super) fn ends_for_restart(&self, id: ComponentId) {
+        self.channels.iter().for_each(|all| all.ends_for_restart(name(id)));
+    }
+
     /// Records that no incarnation of a component follows, so that its clients are refused.
     pub(super) fn stopped(&self, id: ComponentId) {
         self.channels.iter().for_each(|all| all.stopped(name(id)));

@@ -142,6 +142,12 @@ impl Supervisor {
         self.at(id).state
     }
 
+    /// Reports whether a component should run. If its run is being ended or has ended, another run follows.
+    #[must_use]
+    pub fn is_wanted(&self, id: ComponentId) -> bool {
+        self.at(id).is_wanted
+    }
+
     /// Returns the components for which component `id` waits. Empty if the component does not wait.
     ///
     /// A component waits for components that it needs and that are not ready. A component also waits for its dependents

@@ -198,7 +198,12 @@ impl<'a> SystemDirector<'a> {
     fn carry_out(&mut self, order: Order, host: &mut Host) {
         match order {
             Order::Run(id) => self.run(id, host),
-            Order::End(id) => self.end(id, TERM, host),
+            Order::End(id) => {
+                if self.supervisor.is_wanted(id) {
+                    self.network.ends_for_restart(id);
+                }
+                self.end(id, TERM, host);
+            }
             Order::KillRun(id) => self.end(id, KILL, host),
             Order::Fail(id, fault) => {
                 let part = &mut self.parts[id.index()];
@@ -255,6 +260,7 @@ impl<'a> SystemDirector<'a> {
                 self.parts[id.index()].subject.iter().for_each(|subject| host.ready(*subject));
             }
             // A component that is ended for a restart keeps its listeners.
+            SystemNotice::Stopped(id) if self.supervisor.is_wanted(id) => {}
             SystemNotice::Stopped(id) | SystemNotice::Ended { id, .. } => self.network.stopped(id),
             SystemNotice::GaveUp {
                 id, follows: AfterGiveUp::StaysDead | AfterGiveUp::RunsProgram, ..
