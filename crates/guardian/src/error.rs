@@ -196,7 +196,11 @@ pub enum GuardianError {
     /// The guardian of a system has refused a request.
     /// Row: request-refused
     #[error("{why}")]
-    NotDone { why: String },
+    NotDone {
+        why: String,
+        /// The number of the exit code, if the reason has an exit code of its own.
+        code: Option<u8>,
+    },
     /// The process is a kernel thread.
     /// Row: kernel-thread
     #[error(

@@ -46,6 +46,12 @@ impl ExitCode {
         (Self::NoProgram, "`run`: there is no such program"),
     ];
 
+    /// Returns the code with this number.
+    #[must_use]
+    pub fn of(number: u8) -> Option<Self> {
+        Self::ALL.iter().map(|(code, _)| *code).find(|code| code.number() == number)
+    }
+
     /// Returns the exit status of the process for this code.
     #[must_use]
     pub const fn number(self) -> u8 {
@@ -81,6 +87,7 @@ impl GuardianError {
             | Self::System { .. }
             | Self::BadProbe { .. }
             | Self::NoUser { .. } => ExitCode::Usage,
+            Self::NotDone { code, .. } => code.and_then(ExitCode::of).unwrap_or(ExitCode::Failure),
             // A missing image has the same code.
             Self::NoSubject { .. } | Self::SystemUntrusted { .. } => ExitCode::Damaged,
             Self::NotRestorable { last, .. } => last.exit_code(),
@@ -102,7 +109,6 @@ impl GuardianError {
             | Self::BadManager { .. }
             | Self::LogDenied { .. }
             | Self::SystemFailed { .. }
-            | Self::NotDone { .. }
             | Self::Status { .. } => ExitCode::Failure,
         }
     }

@@ -19,7 +19,7 @@ impl Verb for Check {
     }
 
     fn about(&self) -> &'static str {
-        "Check a system file: errors and start order"
+        "Check a system file: errors, users and programs, and start order"
     }
 
     fn arguments(&self, command: Command) -> Command {
@@ -29,6 +29,13 @@ impl Verb for Check {
                     .value_parser(value_parser!(PathBuf))
                     .required_unless_present("schema")
                     .help("The system file (TOML)"),
+            )
+            .arg(
+                Arg::new("file-only")
+                    .long("file-only")
+                    .action(ArgAction::SetTrue)
+                    .requires("FILE")
+                    .help("Do not check whether this machine has the users, programs, directories and logs"),
             )
             .arg(
                 Arg::new("schema")
@@ -44,7 +51,7 @@ impl Verb for Check {
             print::lines(&guardian::System::schema())?;
             return Ok(0);
         };
-        let system = guardian::read_system(path)?;
+        let system = guardian::check_system(path, matches.get_flag("file-only"))?;
         let (name, components, groups) =
             (system.system.name.get_ref(), system.component.len(), system.group.len());
         print::line(format_args!("{name}: {components} components, {groups} groups"))?;

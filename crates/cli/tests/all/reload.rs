@@ -86,7 +86,7 @@ fn a_file_with_mistakes_or_of_another_system_is_refused_and_changes_nothing() {
     ] {
         system.rewrite(text);
         let said = system.call(&["reload"]);
-        assert_ne!(said.code, Some(0));
+        assert_eq!(said.code, Some(2), "{said:?}");
         assert!(said.stderr.contains(words) && system.told(words), "{said:?}\n{}", system.lab.told());
     }
     std::fs::write(
@@ -101,6 +101,69 @@ fn a_file_with_mistakes_or_of_another_system_is_refused_and_changes_nothing() {
     let said = system.call(&["reload"]);
     assert!(said.code != Some(0) && said.stderr.contains("another `name` or `store`"), "{said:?}");
     assert_eq!(pids(&system, ["a"]), before);
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn what_this_machine_lacks_is_refused_before_anything_is_touched() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(&[component("a", ""), component("b", "")].concat());
+    ["a", "b"].into_iter().for_each(|name| system.await_state(name, "ready"));
+    let before = pids(&system, ["a", "b"]);
+    let secret = system.lab.path("secret");
+    std::fs::write(&secret, "#!/bin/sh\n").unwrap();
+    std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let command = |program: &str, keys: &str| {
+        [component("a", "log = \"a.log\""), format!("[component.b]\ncommand = [\"{program}\"]\n{keys}\n")]
+            .concat()
+    };
+    let missing = "needs = [\"a\"]\nready = { exec = [\"no-such-probe\"] }";
+    for (text, words) in [
+        (
+            command("sleep", "user = \"nobdy\""),
+            ["`user` of component b", "\"nobdy\"", "use the name of an existing user"],
+        ),
+        (command("no-such-program", ""), ["`command` of component b", "no-such-program", "PATH"]),
+        (command("./no-such-program", ""), ["`command` of component b", "No such file", "system.toml:"]),
+        (
+            command("FOLDER/secret", "user = \"nobody\""),
+            ["`command` of component b", "Permission denied", "secret"],
+        ),
+        (
+            command("sleep", "directory = \"gone\""),
+            ["`directory` of component b", "FOLDER/gone", "No such file"],
+        ),
+        (command("sleep", "log = \"gone/b.log\""), ["`log` of component b", "gone/b.log", "No such file"]),
+        (command("sleep", missing), ["`ready.exec` of component b", "no-such-probe", "PATH"]),
+    ] {
+        system.rewrite(&text);
+        for order in [&["check", "system.toml"][..], &["reload"]] {
+            let said = system.call(order);
+            let text = &said.stderr;
+            assert_eq!(said.code, Some(2), "{order:?}: {said:?}");
+            let folder = system.lab.path("").display().to_string();
+            for word in words {
+                let word = word.replace("FOLDER", folder.trim_end_matches('/'));
+                assert!(text.contains(&word), "{order:?}: {word:?} is missing in\n{text}");
+            }
+        }
+        assert_eq!(system.call(&["check", "--file-only", "system.toml"]).code, Some(0));
+        assert_eq!(pids(&system, ["a", "b"]), before);
+    }
+    // A component whose table stays is not checked: it runs, whatever has happened to its program.
+    let own = system.lab.path("own");
+    std::fs::copy("/bin/sleep", &own).unwrap();
+    let own = "[component.own]\ncommand = [\"FOLDER/own\", \"1000\"]\n";
+    system.rewrite(&[component("a", ""), component("b", ""), own.to_owned()].concat());
+    assert_eq!(system.call(&["reload"]).code, Some(0));
+    system.await_state("own", "ready");
+    std::fs::remove_file(system.lab.path("own")).unwrap();
+    system.rewrite(&[component("a", ""), own.to_owned()].concat());
+    let said = system.call(&["reload"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert_eq!(pids(&system, ["a"]), [before[0]]);
     assert_eq!(system.down(), Some(0));
 }
 

@@ -103,8 +103,16 @@ pub fn headline(reason: &str) -> String {
 
 /// Returns the message of an error without its advice.
 pub(crate) fn headline_of(error: &GuardianError) -> String {
+    parts_of(error).0
+}
+
+/// Returns the message of an error without its help text, and the help text.
+pub(crate) fn parts_of(error: &GuardianError) -> (String, Option<String>) {
     let text = error.to_string();
-    text.split("\nhelp:").next().unwrap_or_default().to_owned()
+    match text.split_once("\nhelp:") {
+        Some((headline, help)) => (headline.to_owned(), Some(help.trim().to_owned())),
+        None => (text, None),
+    }
 }
 
 /// Returns the complete reason for `{:#}`. Otherwise returns the headline of the reason.

@@ -108,13 +108,13 @@ impl Launch {
     }
 
     /// Returns the rights with which a path of the program is used. `None`: the rights of this process.
-    fn rights_for(&self, path: &Path) -> Result<Option<FileRights>> {
+    pub(super) fn rights_for(&self, path: &Path) -> Result<Option<FileRights>> {
         let found = self.found_user()?;
         Ok(found.map(|(user, _)| component_path::rights_for(&user, path)).transpose()?.flatten())
     }
 
     /// Looks up the user and the home directory of the program, if a user is set.
-    fn found_user(&self) -> Result<Option<(User, Option<PathBuf>)>> {
+    pub(super) fn found_user(&self) -> Result<Option<(User, Option<PathBuf>)>> {
         let Some(name) = &self.user else { return Ok(None) };
         let known = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let found = user(name, &known(PASSWD), &known(GROUP));
@@ -138,18 +138,23 @@ impl Launch {
         self.ready.as_ref().map_or(Ok(()), |ready| ready.prepare(command))
     }
 
+    /// Checks that the program can enter its directory. Returns the rights with which the program enters the directory.
+    /// `None`: the rights of this process.
+    pub(super) fn check_directory(&self) -> Result<Option<FileRights>> {
+        let Some(directory) = &self.directory else { return Ok(None) };
+        let rights = self.rights_for(directory)?;
+        match &rights {
+            Some(rights) => file_rights::run_with(rights, || can_enter(directory))??,
+            None => can_enter(directory)?,
+        }
+        Ok(rights)
+    }
+
     /// Prepares the change of the directory and the user, which must be the last preparation. If the user can change
     /// where the path of the directory leads, the program enters the directory with the rights of the user.
     pub(super) fn prepare_user(&self, command: &mut Command) -> Result<()> {
-        let rights =
-            self.directory.as_ref().map(|directory| self.rights_for(directory)).transpose()?.flatten();
-        if let Some(directory) = &self.directory {
-            // The directory is checked here, because a later failure would look like a failure to execute the program.
-            match &rights {
-                Some(rights) => file_rights::run_with(rights, || can_enter(directory))??,
-                None => can_enter(directory)?,
-            }
-        }
+        // The directory is checked here, because a later failure would look like a failure to execute the program.
+        let rights = self.check_directory()?;
         if let Some(directory) = self.directory.as_ref().filter(|_| rights.is_none()) {
             command.current_dir(directory);
         }

@@ -10,6 +10,7 @@ use supervise::{ComponentId, ComponentState, Supervisor};
 
 use super::control::{Answer, Caller, Control, SystemOrder};
 use super::notices;
+use crate::error::GuardianError;
 
 /// Why a caller that is not an operator is refused.
 pub(super) const NOT_ADMITTED: &str = "only root and the user of the guardian may do this";
@@ -69,7 +70,13 @@ impl Callers {
 
     /// Refuses an order.
     pub(super) fn refuse(&mut self, number: u32, why: String) {
-        self.control.answer(number, &Answer::Refused { why });
+        self.control.answer(number, &Answer::Refused { why, code: None });
+    }
+
+    /// Refuses an order because of an error. The caller exits with the code of the error.
+    pub(super) fn refuse_with(&mut self, number: u32, error: &GuardianError) {
+        let code = Some(error.exit_code().number());
+        self.control.answer(number, &Answer::Refused { why: error.to_string(), code });
     }
 
     /// Records that a complaint was counted, or was refused for a reason.
@@ -79,7 +86,8 @@ impl Callers {
             *wait = Wait::Written(match refused {
                 None => Answer::Done { what: format!("the complaint about {name} counts") },
                 Some(why) => {
-                    Answer::Refused { why: format!("the complaint about {name} does not count: {why}") }
+                    let why = format!("the complaint about {name} does not count: {why}");
+                    Answer::Refused { why, code: None }
                 }
             });
         }
@@ -115,7 +123,8 @@ fn answer_to(wait: &Wait, of: &Supervisor) -> Option<Answer> {
         Wait::Ready(_) if is_over => {
             // A component that could not be started has no death.
             let verb = if notices::has_failed(state) { "status" } else { "deaths" };
-            Some(Answer::Refused { why: format!("{what}\nhelp: `undying {verb} {name}` says why") })
+            let why = format!("{what}\nhelp: `undying {verb} {name}` says why");
+            Some(Answer::Refused { why, code: None })
         }
         Wait::Stopped(_) if is_over => Some(Answer::Done { what }),
         _ => None,

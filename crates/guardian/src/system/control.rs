@@ -89,7 +89,11 @@ pub(crate) enum Answer {
     /// The request was executed.
     Done { what: String },
     /// The request was not executed, and will not be executed.
-    Refused { why: String },
+    Refused {
+        why: String,
+        /// The exit code of the caller, if the reason has an exit code of its own.
+        code: Option<u8>,
+    },
 }
 
 /// A process that has sent an order.
@@ -165,7 +169,9 @@ impl Control {
             Ok((_, length)) if (1..=REQUEST_MAX).contains(&length) => {
                 match serde_json::from_slice(&text[..length]) {
                     Ok(ask) => return Some((caller, ask)),
-                    Err(error) => self.answer(number, &Answer::Refused { why: error.to_string() }),
+                    Err(error) => {
+                        self.answer(number, &Answer::Refused { why: error.to_string(), code: None })
+                    }
                 }
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}

@@ -8,9 +8,9 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use supervise::{Mistake, Mistakes, System};
+use supervise::{Component, Mistake, Mistakes, System};
 
-use super::checks;
+use super::{checks, startable};
 use crate::error::GuardianError;
 
 /// Maximum number of bytes that are read: enough for many thousands of components. The limit ends a read of
@@ -21,25 +21,64 @@ const PERMISSIONS: u32 = 0o7777;
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 
-/// Reads a system file, and makes all checks that do not depend on this machine.
+/// A system file that was read.
+pub(super) struct SystemFile<'a> {
+    path: &'a Path,
+    text: String,
+    pub(super) system: System,
+}
+
+/// Reads a system file, and makes all checks. Unless `is_file_only`, refuses a file with a user, a program, a directory
+/// or a log that a component cannot use on this machine.
 ///
 /// # Errors
 ///
 /// The file cannot be read, another user can have written it, or it has mistakes. The error contains all mistakes.
-pub fn read_system(path: &Path) -> Result<System, GuardianError> {
-    let failed = |error: std::io::Error| sys::Error::path("read", path, error);
-    let mut content = Vec::new();
-    let file = File::open(path).map_err(failed)?;
-    check_writers(path, &file.metadata().map_err(failed)?)?;
-    file.take(BYTES_MAX).read_to_end(&mut content).map_err(failed)?;
-    let text = String::from_utf8_lossy(&content).into_owned();
-    let refused = |mistakes: Mistakes| GuardianError::System {
-        path: path.to_path_buf(),
-        mistakes: mistakes.shown(&path.to_string_lossy()),
-    };
-    let system = System::parse(content).map_err(refused)?;
-    let mistakes: Vec<Mistake> = mistakes_of_probes(&system).chain(mistakes_of_channels(&system)).collect();
-    if mistakes.is_empty() { Ok(system) } else { Err(refused(Mistakes::of(text, mistakes))) }
+pub fn check_system(path: &Path, is_file_only: bool) -> Result<System, GuardianError> {
+    let file = SystemFile::read(path)?;
+    if !is_file_only {
+        let path = std::path::absolute(path).map_err(|error| sys::Error::path("find", path, error))?;
+        file.require_startable(path.parent().unwrap_or(Path::new("/")), |_, _| true)?;
+    }
+    Ok(file.system)
+}
+
+impl<'a> SystemFile<'a> {
+    /// Reads a system file, and makes all checks that do not depend on this machine.
+    pub(super) fn read(path: &'a Path) -> Result<Self, GuardianError> {
+        let failed = |error: std::io::Error| sys::Error::path("read", path, error);
+        let mut content = Vec::new();
+        let file = File::open(path).map_err(failed)?;
+        check_writers(path, &file.metadata().map_err(failed)?)?;
+        file.take(BYTES_MAX).read_to_end(&mut content).map_err(failed)?;
+        let text = String::from_utf8_lossy(&content).into_owned();
+        let system = System::parse(content).map_err(|mistakes| refused(path, &mistakes))?;
+        let file = Self { path, text, system };
+        let probes = mistakes_of_probes(&file.system);
+        file.require_none(probes.chain(mistakes_of_channels(&file.system)).collect())?;
+        Ok(file)
+    }
+
+    /// Refuses the file if this machine lacks what the start of a checked component needs. `directory` is the directory
+    /// of the file.
+    pub(super) fn require_startable(
+        &self,
+        directory: &Path,
+        is_checked: impl Fn(&str, &Component) -> bool,
+    ) -> Result<(), GuardianError> {
+        self.require_none(startable::mistakes(&self.system, directory, is_checked))
+    }
+
+    fn require_none(&self, mistakes: Vec<Mistake>) -> Result<(), GuardianError> {
+        if mistakes.is_empty() {
+            return Ok(());
+        }
+        Err(refused(self.path, &Mistakes::of(self.text.clone(), mistakes)))
+    }
+}
+
+fn refused(path: &Path, mistakes: &Mistakes) -> GuardianError {
+    GuardianError::System { path: path.to_path_buf(), mistakes: mistakes.shown(&path.to_string_lossy()) }
 }
 
 /// Checks that only root and this user can have written the file, because its commands run with the rights of this

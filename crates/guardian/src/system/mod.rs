@@ -22,6 +22,7 @@ mod random;
 mod record;
 mod request;
 mod required;
+mod startable;
 
 use std::path::Path;
 
@@ -32,7 +33,8 @@ use self::before::Before;
 pub use self::control::SystemOrder;
 use self::control::{Answer, call};
 use self::director::SystemDirector;
-pub use self::file::read_system;
+use self::file::SystemFile;
+pub use self::file::check_system;
 pub use self::network::ChannelFacts;
 use self::network::Network;
 pub use self::record::ComponentFacts;
@@ -47,7 +49,7 @@ use crate::location::StoreLocation;
 ///
 /// The file has mistakes, the store already has a system, or nothing can be guarded here. Running components continue.
 pub fn up(path: &Path, store: Option<&Path>, on_event: OnEvent<'_>) -> Result<()> {
-    let system = read_system(path)?;
+    let system = SystemFile::read(path)?.system;
     required::require(&system)?;
     let missing = Channels::missing();
     let mut host = Host::new()?;
@@ -77,7 +79,7 @@ pub fn order(location: &StoreLocation, order: &SystemOrder) -> Result<String> {
     let record = record.filter(SystemRecord::is_guarded).ok_or_else(none)?;
     match call(&record.control, order)? {
         Answer::Done { what } => Ok(what),
-        Answer::Refused { why } => Err(GuardianError::NotDone { why }),
+        Answer::Refused { why, code } => Err(GuardianError::NotDone { why, code }),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use supervise::{ChangedFiles, Component, ComponentPlan, Policy, RestartPolicy};
+use supervise::{ChangedFiles, Component, ComponentPlan, Policy, RestartPolicy, Spanned};
 
 use crate::location::StoreLocation;
 use crate::run::{ComponentChannels, Damaged, EVERY_DEFAULT, Guarded, Launch, ReadyPipe, RunRequest};
@@ -85,8 +85,9 @@ fn warm(standard: RunRequest) -> RunRequest {
     }
 }
 
-fn launch(component: &Component, directory: &Path, means: Means) -> Launch {
-    let below = |path: &PathBuf| directory.join(path);
+/// Returns how the program of a component is started. `directory` is the directory of the system file.
+pub(super) fn launch(component: &Component, directory: &Path, means: Means) -> Launch {
+    let below = |path: &Spanned<PathBuf>| directory.join(path.get_ref());
     let mut environment: Vec<(OsString, OsString)> =
         component.environment.iter().map(|(name, value)| (name.into(), value.into())).collect();
     if let Some(socket) = means.notify {
@@ -100,7 +101,7 @@ fn launch(component: &Component, directory: &Path, means: Means) -> Launch {
         environment,
         removed: OF_THE_MANAGER.iter().map(OsString::from).collect(),
         directory: Some(component.directory.as_ref().map_or_else(|| directory.to_path_buf(), below)),
-        user: component.user.clone(),
+        user: component.user.as_ref().map(|user| user.get_ref().clone()),
         log: component.log.as_ref().map(below),
         is_service: true,
         ready: means.ready,

@@ -84,17 +84,20 @@ pub struct Component {
     /// comparison.
     pub integrity: Option<Time>,
     /// The user of the component's processes: a name or a number. Default: the user of `undying`.
-    pub user: Option<String>,
+    #[schemars(with = "Option<String>")]
+    pub user: Option<Spanned<String>>,
     /// Environment variables, in addition to the environment variables of `undying`.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
     /// The working directory. Default: the directory of the system file.
-    pub directory: Option<PathBuf>,
+    #[schemars(with = "Option<PathBuf>")]
+    pub directory: Option<Spanned<PathBuf>>,
     /// The limits above which the component is restarted.
     pub limits: Option<Limits>,
     /// The file to which standard output and standard error are appended. Default: the standard output and standard
     /// error of `undying`.
-    pub log: Option<PathBuf>,
+    #[schemars(with = "Option<PathBuf>")]
+    pub log: Option<Spanned<PathBuf>>,
     /// Whether a stateless component is restarted from a checkpoint of its initialised state. The checkpoint is taken
     /// when the component becomes ready.
     #[schemars(with = "bool")]

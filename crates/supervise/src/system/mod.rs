@@ -11,6 +11,8 @@ mod mistake;
 mod revision;
 mod values;
 
+pub use toml::Spanned;
+
 pub use self::description::{
     Common, Complaints, Component, Condition, FilesPolicy, GiveUp, Group, Heartbeat, Limits, Policy, Probe,
     Ready, Restart, Strategy, System,

@@ -92,7 +92,7 @@ impl Checks {
         check(component)?;
         Ok(Self {
             component: component.clone(),
-            log: component.log.as_ref().map(|log| directory.join(log)),
+            log: component.log.as_ref().map(|log| directory.join(log.get_ref())),
             log_before: 0,
             notify: component.has_notify_socket().then(|| NotifySocket::bind_abstract(name)).transpose()?,
             pipe: pipe(component),
@@ -130,7 +130,7 @@ impl Checks {
         if pipe_fd(component) != pipe_fd(&old) {
             self.pipe = pipe(component);
         }
-        self.log = component.log.as_ref().map(|log| directory.join(log));
+        self.log = component.log.as_ref().map(|log| directory.join(log.get_ref()));
         if component.integrity != old.integrity {
             self.sweep = component.integrity.map(|every| Sweep::new(every.0, now));
         }

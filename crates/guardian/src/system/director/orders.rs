@@ -23,7 +23,7 @@ impl SystemDirector<'_> {
             if order == SystemOrder::Reload {
                 return match self.reload(host) {
                     Ok(what) => self.callers.wait(number, Wait::Written(Answer::Done { what })),
-                    Err(error) => self.callers.refuse(number, error.to_string()),
+                    Err(error) => self.callers.refuse_with(number, &error),
                 };
             }
             self.asked.ends = self.asked.ends.max(1);

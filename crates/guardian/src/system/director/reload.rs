@@ -12,9 +12,10 @@ use supervise::{Component, ComponentChanges, ComponentId, System, SystemPlan};
 use super::SystemDirector;
 use crate::error::{GuardianError, Result};
 use crate::event::{RunEvent, wording};
+use crate::exit::ExitCode;
 use crate::host::Host;
 use crate::system::checks::Checks;
-use crate::system::file::read_system;
+use crate::system::file::SystemFile;
 use crate::system::part::Part;
 use crate::system::{random, required};
 use crate::time;
@@ -36,7 +37,7 @@ impl SystemDirector<'_> {
 
     fn try_reload(&mut self, host: &mut Host) -> Result<String> {
         if self.supervisor.is_going_down() {
-            return Err(GuardianError::NotDone { why: "the system is being ended".to_owned() });
+            return Err(GuardianError::NotDone { why: "the system is being ended".to_owned(), code: None });
         }
         let system = self.read_again()?;
         let plan = self.supervisor.plan().revised(&system, random::number()?);
@@ -64,20 +65,30 @@ impl SystemDirector<'_> {
     fn read_again(&self) -> Result<System> {
         let path = self.published.file();
         require_regular(path)?;
-        let system = read_system(path)?;
-        required::require(&system)?;
-        if self.published.is_of(&system) {
-            return Ok(system);
+        let file = SystemFile::read(path)?;
+        required::require(&file.system)?;
+        if self.published.is_of(&file.system) {
+            file.require_startable(&self.directory, |name, component| self.is_changed(name, component))?;
+            return Ok(file.system);
         }
         let why = "the file has another `name` or `store` in `[system]`, which cannot change while the system is up\n\
                    help: `undying down`, then `undying up` with the file";
-        Err(GuardianError::NotDone { why: why.to_owned() })
+        Err(GuardianError::NotDone { why: why.to_owned(), code: Some(ExitCode::Usage.number()) })
+    }
+
+    /// Reports whether a component is new, or has another table than before.
+    fn is_changed(&self, name: &str, component: &Component) -> bool {
+        let known = self.supervisor.id(name).map(|id| &self.parts[id.index()].component);
+        known.is_none_or(|known| known != component)
     }
 
     fn new_part(&self, id: ComponentId, name: &str, system: &System, host: &Host) -> Result<Part> {
         let found = system.component.iter().find(|(known, _)| known.get_ref() == name);
         let Some((_, component)) = found else {
-            return Err(GuardianError::NotDone { why: format!("the file has no component {name}") });
+            return Err(GuardianError::NotDone {
+                why: format!("the file has no component {name}"),
+                code: None,
+            });
         };
         let notify = self.notify_name(name);
         let checks = Checks::new(component, &self.directory, &notify, self.now)?;
@@ -146,5 +157,5 @@ fn require_regular(path: &Path) -> Result<()> {
         return Ok(());
     }
     let why = format!("{} is no regular file, and can be read only once", path.display());
-    Err(GuardianError::NotDone { why })
+    Err(GuardianError::NotDone { why, code: Some(ExitCode::Usage.number()) })
 }
