@@ -9,8 +9,8 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use guardian::{
-    CODECS, Codec, CostMax, EVERY_MIN, GuardianError, MAX_PAUSE_MIN, RestartLimit, SizeLimit, StoreLocation,
-    Success,
+    CODECS, Codec, CostMax, EVERY_MIN, GuardianError, MAX_PAUSE_MIN, Percent, RestartLimit, SizeLimit,
+    StoreLocation, Success,
 };
 use model::{ByteCount, Pid};
 
@@ -175,7 +175,7 @@ pub(crate) fn size(text: &str) -> Result<ByteCount, Malformed> {
 pub(crate) fn percent(text: &str) -> Result<f64, Malformed> {
     const MALFORMED: Malformed = Malformed("a part of time is a number of percent above 0, like 10 or 2.5");
     let number: f64 = text.strip_suffix('%').unwrap_or(text).parse().map_err(|_| MALFORMED)?;
-    if number.is_finite() && number > 0.0 { Ok(number / 100.0) } else { Err(MALFORMED) }
+    Percent::try_from(number).map(Percent::fraction).map_err(|_| MALFORMED)
 }
 
 /// Parses the maximum size of the checkpoints in the store: a size, or `off`.

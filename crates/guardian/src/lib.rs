@@ -66,7 +66,7 @@ pub use run::{
 pub use signals::in_background;
 pub use status::{SubjectReport, status};
 pub use store::{CODECS, Codec, SizeLimit, codec};
-pub use supervise::{ChangedFiles, RestartLimit, RestartPolicy, SubjectStatus, Success, System};
+pub use supervise::{ChangedFiles, Percent, RestartLimit, RestartPolicy, SubjectStatus, Success, System};
 pub use sys::clock::Clock;
 pub use system::{ChannelFacts, ComponentFacts, SystemOrder, check_system, order, up};
 pub use tidying::{

@@ -151,6 +151,13 @@ impl Default for Success {
     }
 }
 
+/// Returns the signal with a name like `SIGUSR1` or `USR1`.
+pub(crate) fn signal_named(name: &str) -> Option<Signal> {
+    let name = name.strip_prefix("SIG").unwrap_or(name);
+    let (_, number) = SIGNALS.iter().find(|(known, _)| *known == name)?;
+    Some(Signal(*number))
+}
+
 impl Success {
     /// Adds an exit code.
     #[must_use]
@@ -173,9 +180,7 @@ impl Success {
         if let Ok(code) = text.parse() {
             return Some(self.with_code(code));
         }
-        let name = text.strip_prefix("SIG").unwrap_or(text);
-        let (_, number) = SIGNALS.iter().find(|(known, _)| *known == name)?;
-        Some(self.with_signal(Signal(*number)))
+        Some(self.with_signal(signal_named(text)?))
     }
 
     /// Reports whether an end counts as success.

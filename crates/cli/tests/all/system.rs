@@ -380,17 +380,40 @@ fn a_killed_process_that_keeps_the_listeners_is_replaced() {
 }
 
 #[test]
-fn a_component_that_ignores_sigterm_is_killed_after_a_time() {
+fn a_component_that_does_not_end_is_killed_after_a_time() {
     if !supported() {
         return;
     }
-    let system = System::up("[component.stays]\ncommand = [\"PROGRAM\", \"FOLDER/stays\", \"stay\"]\n");
-    system.await_state("stays", "ready");
-    until("its first line", || (!system.lines("stays").is_empty()).then_some(()));
-    let begun = Instant::now();
-    assert_eq!(system.call(&["stop", "stays"]).code, Some(0));
-    assert!(begun.elapsed() > Duration::from_secs(5));
-    assert!(system.told("did not end within 10 s of SIGTERM"), "{}", system.lab.told());
+    let component = |name: &str, keys: &str| {
+        format!("[component.{name}]\ncommand = [\"PROGRAM\", \"FOLDER/{name}\", \"stay\"]\n{keys}\n")
+    };
+    let file = |keys: &str| [component("stays", ""), component("soon", keys)].concat();
+    let system = System::up(&file("stop_timeout = \"1s\""));
+    for name in ["stays", "soon"] {
+        system.await_state(name, "ready");
+        until("its first line", || (!system.lines(name).is_empty()).then_some(()));
+    }
+    let stop = |name: &str| {
+        let begun = Instant::now();
+        assert_eq!(system.call(&["stop", name]).code, Some(0));
+        begun.elapsed()
+    };
+    assert!(stop("stays") > Duration::from_secs(9));
+    assert!(system.told("stays: did not end within 10 s of the request"), "{}", system.lab.told());
+    let took = stop("soon");
+    assert!(took > Duration::from_secs(1) && took < Duration::from_secs(8), "{took:?}");
+    assert!(system.told("soon: did not end within 1 s of the request"), "{}", system.lab.told());
+
+    // The new signal takes effect without a restart.
+    assert_eq!(system.call(&["start", "soon"]).code, Some(0));
+    let before = system.pid("soon");
+    until("its second line", || (system.lines("soon").len() == 2).then_some(()));
+    system.rewrite(&file("stop_signal = \"SIGINT\""));
+    assert_eq!(system.call(&["reload"]).code, Some(0));
+    assert_eq!(system.pid("soon"), before);
+    assert!(stop("soon") < Duration::from_secs(8));
+    let deaths = system.call(&["events", "soon"]).stdout;
+    assert!(deaths.contains("signal 2"), "{deaths}");
     assert_eq!(system.down(), Some(0));
 }
 

@@ -296,7 +296,7 @@ fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::ComponentFailed { reason } => f.write_str(&shown(reason, f)),
         RunEvent::Stopped {} => f.write_str("stopped"),
         RunEvent::NotStopped { timeout_us } => {
-            write!(f, "did not end within {:.0} s of SIGTERM, and is killed", seconds(timeout_us))
+            write!(f, "did not end within {:.0} s of the request, and is killed", seconds(timeout_us))
         }
         RunEvent::StaysEnded {} => f.write_str("has ended, and its policy does not restart it"),
         RunEvent::NotStarted {} => f.write_str("is not started, since the system goes down"),

@@ -3,7 +3,7 @@
 //! Owns: these values.
 //! Does not: decide what happens to a component; `supervise` does.
 
-use model::Pid;
+use model::{Pid, Signal};
 use supervise::{Component, ComponentId};
 
 use super::before::Running;
@@ -21,6 +21,8 @@ pub(super) struct Part {
     pub(super) runs_already: Option<Running>,
     /// The run of the component, while there is a run.
     pub(super) subject: Option<SubjectId>,
+    /// The signal that requests the end of the present process.
+    pub(super) stop_signal: Signal,
     /// The root of the present incarnation.
     pub(super) root: Option<Pid>,
     /// Whether the run has ended because there were too many restarts.
@@ -59,6 +61,7 @@ impl Part {
             checks,
             runs_already: None,
             subject: None,
+            stop_signal: component.stop_signal.0,
             root: None,
             gave_up: false,
             shown: ("", time),

@@ -66,6 +66,11 @@ pub(super) fn request(
         success: component.success(),
         files: component.files.as_ref().map_or(standard.files, |files| Some((*files.get_ref()).into())),
         files_back_max: component.files_back_max.as_ref().map(|time| time.get_ref().0),
+        files_undo_max: component
+            .files_undo_max
+            .as_ref()
+            .map_or(standard.files_undo_max, |size| size.get_ref().0),
+        files_cost_max: component.files_cost_max.as_ref().map(|part| part.get_ref().fraction()),
         limit: plan.limit,
         back_off: plan.back_off,
         ..standard
@@ -119,7 +124,7 @@ mod tests {
     #[test]
     fn keys_of_a_component_become_those_of_a_run() {
         let text = "[system]\nname = \"s\"\n[component.a]\ncommand = [\"x\", \"-v\"]\npolicy = \"checkpointed\"\n\
-                    every = \"50ms\"\nfiles = \"fresh\"\nfiles_back_max = \"1m\"\nsuccess = [10]\nlog = \"a.log\"\nenvironment = { PORT = \"1\" }\n\
+                    every = \"50ms\"\nfiles = \"fresh\"\nfiles_back_max = \"1m\"\nfiles_undo_max = \"3GiB\"\nfiles_cost_max = 20\nsuccess = [10]\nlog = \"a.log\"\nenvironment = { PORT = \"1\" }\n\
                     heartbeat = { notify = true, every = \"10s\" }\nrestart = { max = \"7/2m\" }\n\
                     [component.b]\ncommand = [\"y\"]\npolicy = \"never\"\n\
                     [component.c]\ncommand = [\"z\"]\npolicy = \"stateless\"\nwarm = true\nready = { listen = true }\n";
@@ -138,6 +143,7 @@ mod tests {
         assert!(has("PORT", "1") && has("NOTIFY_SOCKET", "@n") && has("WATCHDOG_USEC", "10000000"));
         assert!(a.files == Some(ChangedFiles::Fresh) && a.success.has(supervise::SubjectStatus::Exited(10)));
         assert_eq!(a.files_back_max, Some(Duration::from_mins(1)));
+        assert_eq!((a.files_undo_max.get(), a.files_cost_max), (3 << 30, Some(0.2)));
         let b = request("b", find("b"), at, of("b"), Means::default());
         assert_eq!((b.policy, b.every), (RestartPolicy::Never, None));
         assert!(b.launch.is_service && b.ends_tree && b.launch.environment.is_empty());

@@ -165,7 +165,7 @@ pub enum Complainant {
 pub enum Order {
     /// Begin a run of a component.
     Run(ComponentId),
-    /// Ask a component to end (SIGTERM). When the program has ended, the run ends, and no restart follows.
+    /// Ask a component to end (`stop_signal`). When the program has ended, the run ends, and no restart follows.
     End(ComponentId),
     /// Kill a component (SIGKILL). When the program has ended, the run ends, and no restart follows.
     KillRun(ComponentId),
@@ -199,11 +199,11 @@ pub enum SystemNotice {
     },
     /// A component was ended on request.
     Stopped(ComponentId),
-    /// A component did not end in time after SIGTERM, and is killed.
+    /// A component did not end in time after the request, and is killed.
     NotStopped {
         /// The component.
         id: ComponentId,
-        /// The time between SIGTERM and SIGKILL.
+        /// The time between the request and SIGKILL.
         timeout: Duration,
     },
     /// The run of a component has ended, and no new run begins.

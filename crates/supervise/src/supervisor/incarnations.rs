@@ -9,9 +9,9 @@
 
 use std::time::Instant;
 
+use super::Supervisor;
 use super::event::{ComponentState, Order, SystemNotice};
 use super::plan::ComponentId;
-use super::{STOP_TIMEOUT, Supervisor};
 use crate::fault::Fault;
 use crate::status::SubjectStatus;
 use crate::system::Policy;
@@ -107,7 +107,7 @@ impl Supervisor {
             }
             if self.at(id).state.is_stopping() {
                 self.at_mut(id).state = ComponentState::Killing;
-                self.report(SystemNotice::NotStopped { id, timeout: STOP_TIMEOUT });
+                self.report(SystemNotice::NotStopped { id, timeout: self.plan[id].stop_timeout });
                 self.orders.push(Order::KillRun(id));
             } else if let Some(timeout) = self.plan[id].ready_timeout {
                 self.report(SystemNotice::NotReady { id, timeout });

@@ -22,7 +22,7 @@ mod runs;
 mod supervised;
 mod tally;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::subject::End;
 use supervised::Supervised;
@@ -30,10 +30,7 @@ use supervised::Supervised;
 pub use event::{
     AfterGiveUp, Complainant, ComplaintRefusal, ComponentState, Order, SystemEvent, SystemNotice,
 };
-pub use plan::{ComponentId, ComponentPlan, GroupPlan, Quorum, SystemPlan};
-
-/// The time from SIGTERM to SIGKILL, if a component does not end after SIGTERM. `docker stop` uses the same time.
-pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+pub use plan::{ComponentId, ComponentPlan, GroupPlan, Quorum, STOP_TIMEOUT, SystemPlan};
 
 /// The state machine of one system.
 ///

@@ -20,6 +20,9 @@ use crate::system::{self, GiveUp, Policy, Strategy, System};
 
 /// The timeout for readiness, if the table `ready` has no key `timeout`. systemd uses the same default.
 const READY_TIMEOUT: Duration = Duration::from_secs(90);
+/// The time from the signal that requests the end of a component to SIGKILL, for a component without the key
+/// `stop_timeout`. `docker stop` uses the same time.
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The quorum of a component without the key `complaints`. The quorum is the sum of the weights of complaints at which
 /// the component is restarted.
 ///
@@ -77,6 +80,8 @@ pub struct ComponentPlan {
     pub on_give_up: GiveUp,
     /// The quorum of complaints at which the component is restarted.
     pub quorum: Quorum,
+    /// The time from the signal that requests the end of the component to SIGKILL.
+    pub stop_timeout: Duration,
     /// Whether the present version of the file omits the component.
     pub is_removed: bool,
 }
@@ -241,6 +246,7 @@ impl ComponentPlan {
             back_off: BackOffPlan::of(&component.restart, seed),
             on_give_up: component.restart.on_give_up,
             quorum: quorum.unwrap_or(QUORUM),
+            stop_timeout: component.stop_timeout.map_or(STOP_TIMEOUT, |timeout| timeout.0),
             is_removed: false,
         }
     }

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::event::{AfterGiveUp, ComponentState, Order, SystemNotice};
 use super::plan::ComponentId;
-use super::{Phase, STOP_TIMEOUT, Supervisor};
+use super::{Phase, Supervisor};
 use crate::fault::Fault;
 use crate::subject::End;
 use crate::system::GiveUp;
@@ -37,7 +37,8 @@ impl Supervisor {
         let component = self.at(id);
         let is_due = component.is_ending && !component.state.is_stopping();
         if is_due && !self.plan[id].all_dependents.iter().any(|dependent| self.at(*dependent).is_ending) {
-            self.at_mut(id).state = ComponentState::Stopping { until: now + STOP_TIMEOUT };
+            let until = now + self.plan[id].stop_timeout;
+            self.at_mut(id).state = ComponentState::Stopping { until };
             self.orders.push(Order::End(id));
         }
     }

@@ -1,6 +1,7 @@
 //! Tests of the supervisor: the orders that follow a single event or command.
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use model::Signal;
 

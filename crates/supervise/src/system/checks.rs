@@ -224,15 +224,22 @@ fn of_output(component: &Component) -> Option<Mistake> {
 /// The minimum of `files_back_max` for a component whose output is held. The output can be held for this time.
 const OUTPUT_BACK_MIN: Duration = Duration::from_secs(5);
 
+/// Returns the keys about files that are present, with their places.
+fn keys_of_files(component: &Component) -> impl Iterator<Item = (&'static str, Range<usize>)> {
+    let keys = [
+        ("files", component.files.as_ref().map(Spanned::span)),
+        ("files_back_max", component.files_back_max.as_ref().map(Spanned::span)),
+        ("files_undo_max", component.files_undo_max.as_ref().map(Spanned::span)),
+        ("files_cost_max", component.files_cost_max.as_ref().map(Spanned::span)),
+    ];
+    keys.into_iter().filter_map(|(key, span)| Some((key, span?)))
+}
+
 fn of_files(component: &Component) -> Option<Mistake> {
     let files = component.files.as_ref();
     let back_max = component.files_back_max.as_ref();
     if component.policy != Policy::Checkpointed {
-        let (key, span) = match (files, back_max) {
-            (Some(files), _) => ("files", files.span()),
-            (None, Some(back_max)) => ("files_back_max", back_max.span()),
-            (None, None) => return None,
-        };
+        let (key, span) = keys_of_files(component).next()?;
         let mistake = Mistake::new(span, format!("`{key}` is for components that are checkpointed"));
         return Some(mistake.with_help(format!(
             "add `policy = \"checkpointed\"`, or remove `{key}`: without checkpoints, files stay as they are"
@@ -317,6 +324,10 @@ integrity = "1m"
 output = "committed"
 files = "rewind"
 files_back_max = "20s"
+files_undo_max = "2GiB"
+files_cost_max = 12.5
+stop_signal = "SIGINT"
+stop_timeout = "30s"
 success = [20, "SIGUSR1"]
 complaints = { quorum = 3, within = "1m" }
 
@@ -372,7 +383,7 @@ strategy = "rest"
             (
                 "policy = \"stateless\"",
                 "polcy = \"stateless\"",
-                &["unknown key `polcy`", "a key `policy`", ":26:1"],
+                &["unknown key `polcy`", "a key `policy`", ":30:1"],
             ),
             ("policy = \"stateless\"", "zzz = 1", &["unknown key `zzz`", "the keys are command, policy"]),
             (
@@ -382,12 +393,12 @@ strategy = "rest"
             ),
             ("\"50ms\"", "\"50 minutess\"", &["is not of the form", ":9:9"]),
             ("every = \"50ms\"", "every = 50", &["invalid type: integer `50`", ":9:9"]),
-            ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "write `db`", ":27:10"]),
-            ("channels = { proxy =", "channels = { bd =", &["no component `bd`", "write `db`", ":28:14"]),
+            ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "write `db`", ":31:10"]),
+            ("channels = { proxy =", "channels = { bd =", &["no component `bd`", "write `db`", ":32:14"]),
             ("needs = [\"db\"]", "needs = [\"web\"]", &["`web` needs itself"]),
             ("needs = [\"db\"]", "needs = [\"db\", \"db\"]", &["`db` is needed twice"]),
             ("needs = [\"db\"]", "needs = [\"proxy\"]", &["in a circle: proxy -> web -> proxy"]),
-            ("[\"python3\", \"web.py\"]", "[]", &["the command is empty", ":25:11"]),
+            ("[\"python3\", \"web.py\"]", "[]", &["the command is empty", ":29:11"]),
             ("command = [\"proxy\"]\n", "", &["missing field `command`"]),
             (
                 "tcp = \"127.0.0.1:7801\", ",
@@ -403,6 +414,9 @@ strategy = "rest"
             ("every = \"50ms\"", "every = \"2s\"", &["for longer than a second", ":13:10"]),
             ("warm = true", "files = \"keep\"", &["`files` is for components that are checkpointed"]),
             ("warm = true", "files_back_max = \"1m\"", &["`files_back_max` is for components"]),
+            ("warm = true", "files_cost_max = 5", &["`files_cost_max` is for components"]),
+            ("files_cost_max = 12.5", "files_cost_max = 0", &["\"0\" is not of the form \"10 or 2.5\""]),
+            ("\"SIGINT\"", "\"SIGNONE\"", &["\"SIGNONE\" is not of the form \"SIGINT\""]),
             ("files = \"rewind\"", "files = \"fresh\"", &["could forget output", "files = \"rewind\""]),
             ("files_back_max = \"20s\"", "files_back_max = \"1s\"", &["could forget output", "at least 5s"]),
             (

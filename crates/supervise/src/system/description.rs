@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::values::{Rate, Size, SuccessfulEnd, Time, TimeRange};
+use super::values::{Percent, Rate, Size, StopSignal, SuccessfulEnd, Time, TimeRange};
 use crate::status::{ChangedFiles, Success};
 
 /// The content of a system file.
@@ -112,6 +112,18 @@ pub struct Component {
     /// beginning with its present files. Default: four times `every`, at least 10 s.
     #[schemars(with = "Option<Time>")]
     pub files_back_max: Option<Spanned<Time>>,
+    /// The maximum size of the record of old file contents. Default: 2GiB.
+    #[schemars(with = "Option<Size>")]
+    pub files_undo_max: Option<Spanned<Size>>,
+    /// The maximum part of the time, in percent, that is spent on the record of old file contents. Beyond it, files can
+    /// be rolled back to fewer checkpoints. Default: 10; no limit with `output = "committed"`.
+    #[schemars(with = "Option<Percent>")]
+    pub files_cost_max: Option<Spanned<Percent>>,
+    /// The signal that requests the end of the component: a name like `SIGINT`, or a number. Default: SIGTERM.
+    #[serde(default)]
+    pub stop_signal: StopSignal,
+    /// The time between `stop_signal` and SIGKILL. Default: 10 s.
+    pub stop_timeout: Option<Time>,
     /// Further exit codes and signals that count as success, for example `[10, "SIGUSR1"]`. After a success, the
     /// component starts from its beginning.
     #[serde(default)]

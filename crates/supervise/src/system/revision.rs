@@ -50,6 +50,8 @@ impl Component {
                 ("output", self.output != new.output),
                 ("files", self.files != new.files),
                 ("files_back_max", self.files_back_max != new.files_back_max),
+                ("files_undo_max", self.files_undo_max != new.files_undo_max),
+                ("files_cost_max", self.files_cost_max != new.files_cost_max),
                 ("success", self.success != new.success),
                 ("restart", self.restart != new.restart),
             ]),
@@ -61,6 +63,8 @@ impl Component {
                 ("complaints", self.complaints != new.complaints),
                 ("integrity", self.integrity != new.integrity),
                 ("limits", self.limits != new.limits),
+                ("stop_signal", self.stop_signal != new.stop_signal),
+                ("stop_timeout", self.stop_timeout != new.stop_timeout),
             ]),
         }
     }
@@ -118,7 +122,7 @@ mod tests {
         type Of = fn(&ComponentChanges) -> &Vec<&'static str>;
         let (process, next_run, at_once): (Of, Of, Of) =
             (|changes| &changes.process, |changes| &changes.next_run, |changes| &changes.at_once);
-        let cases: [(&str, &str, Of, &str); 15] = [
+        let cases: [(&str, &str, Of, &str); 18] = [
             ("", "environment = { A = \"1\" }", process, "environment"),
             ("log = \"a\"", "log = \"b\"", process, "log"),
             ("", "directory = \"/tmp\"", process, "directory"),
@@ -134,6 +138,14 @@ mod tests {
             ("", "heartbeat = { tcp = \"127.0.0.1:1\", every = \"1s\" }", at_once, "heartbeat"),
             ("", "limits = { descriptors = 9 }", at_once, "limits"),
             ("", "integrity = \"1m\"", at_once, "integrity"),
+            ("", "stop_signal = \"SIGINT\"", at_once, "stop_signal"),
+            ("stop_timeout = \"1s\"", "stop_timeout = \"2s\"", at_once, "stop_timeout"),
+            (
+                "policy = \"checkpointed\"",
+                "policy = \"checkpointed\"\nfiles_cost_max = 20",
+                next_run,
+                "files_cost_max",
+            ),
         ];
         for (old, new, of, key) in cases {
             let (old, new) = (component(old), component(new));

@@ -1,6 +1,6 @@
 //! Values with units in a system file, `system.toml`.
 //!
-//! Owns: durations, ranges of durations, rates and sizes, and their text format and JSON schema.
+//! Owns: durations, ranges of durations, rates, sizes, percentages and signals, and their text format and JSON schema.
 //! Invariants: no value is zero, no duration is longer than `TIME_MAX`, and the start of a range is not above its end.
 //! Does not: know the purpose of a value.
 
@@ -8,14 +8,17 @@ use std::borrow::Cow;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use model::ByteCount;
+use model::{ByteCount, Signal};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use crate::status::Success;
+use crate::status::{Success, signal_named};
 
 /// The maximum duration. The limit prevents an overflow when a duration is added to a point in time.
 const TIME_MAX: Duration = Duration::from_hours(10 * 365 * 24);
+
+/// The highest number of a signal on Linux.
+const SIGNAL_MAX: i32 = 64;
 
 /// The error for a text that cannot be parsed as a value.
 #[derive(Debug, thiserror::Error)]
@@ -75,15 +78,90 @@ written! {
 
 /// An end that counts as success: an exit code, or the name of a signal like `SIGUSR1`.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
-#[serde(try_from = "CodeOrName")]
+#[serde(try_from = "NumberOrName")]
 pub struct SuccessfulEnd(String);
 
-/// The two forms of [`SuccessfulEnd`] in the file.
+/// A number, or the name of a signal.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum CodeOrName {
-    Code(i64),
+enum NumberOrName {
+    Number(i64),
     Name(String),
+}
+
+impl NumberOrName {
+    fn text(self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Name(name) => name,
+        }
+    }
+}
+
+/// A signal that ends a program: its number, or its name like `SIGINT`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "NumberOrName")]
+pub struct StopSignal(pub Signal);
+
+impl Default for StopSignal {
+    /// Returns SIGTERM.
+    fn default() -> Self {
+        Self(Signal(15))
+    }
+}
+
+impl TryFrom<NumberOrName> for StopSignal {
+    type Error = Malformed;
+
+    fn try_from(signal: NumberOrName) -> Result<Self, Malformed> {
+        let text = signal.text();
+        let signal = text.parse().map_or_else(|_| signal_named(&text), |number| Some(Signal(number)));
+        let is_signal = |signal: &Signal| (1..=SIGNAL_MAX).contains(&signal.get());
+        signal.filter(is_signal).map(Self).ok_or(Malformed { text, example: "SIGINT" })
+    }
+}
+
+impl JsonSchema for StopSignal {
+    fn schema_name() -> Cow<'static, str> {
+        "StopSignal".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["integer", "string"], "examples": ["SIGINT", 2] })
+    }
+}
+
+/// A part of the time, as a fraction. In text form, a number of percent above 0: `10`, `2.5`.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(try_from = "f64")]
+pub struct Percent(f64);
+
+impl Percent {
+    /// Returns the fraction: 0.1 for 10 percent.
+    #[must_use]
+    pub fn fraction(self) -> f64 {
+        self.0
+    }
+}
+
+impl TryFrom<f64> for Percent {
+    type Error = Malformed;
+
+    fn try_from(percent: f64) -> Result<Self, Malformed> {
+        let is_valid = percent.is_finite() && percent > 0.0;
+        let malformed = || Malformed { text: percent.to_string(), example: "10 or 2.5" };
+        is_valid.then_some(Self(percent / 100.0)).ok_or_else(malformed)
+    }
+}
+
+impl JsonSchema for Percent {
+    fn schema_name() -> Cow<'static, str> {
+        "Percent".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "number", "exclusiveMinimum": 0, "examples": [10, 2.5] })
+    }
 }
 
 impl SuccessfulEnd {
@@ -93,14 +171,11 @@ impl SuccessfulEnd {
     }
 }
 
-impl TryFrom<CodeOrName> for SuccessfulEnd {
+impl TryFrom<NumberOrName> for SuccessfulEnd {
     type Error = Malformed;
 
-    fn try_from(end: CodeOrName) -> Result<Self, Malformed> {
-        let text = match end {
-            CodeOrName::Code(code) => code.to_string(),
-            CodeOrName::Name(name) => name,
-        };
+    fn try_from(end: NumberOrName) -> Result<Self, Malformed> {
+        let text = end.text();
         match Success::default().with(&text) {
             Some(_) => Ok(Self(text)),
             None => Err(Malformed { text, example: "10 or SIGUSR1" }),
@@ -164,6 +239,14 @@ mod tests {
         assert_eq!(rate, Some((5, Duration::from_secs(60))));
         assert_eq!(Size::parse("64 KiB"), Some(Size(ByteCount(65_536))));
         assert_eq!(Size::parse("7B"), Some(Size(ByteCount(7))));
+    }
+
+    #[test]
+    fn signals_are_read_by_name_and_by_number() {
+        let read = |signal| StopSignal::try_from(signal).map(|signal| signal.0.get()).ok();
+        let name = |name: &str| read(NumberOrName::Name(name.to_owned()));
+        assert_eq!([name("SIGINT"), name("INT"), name("2"), read(NumberOrName::Number(2))], [Some(2); 4]);
+        assert_eq!([name("SIGNONE"), name(""), name("0"), read(NumberOrName::Number(65))], [None; 4]);
     }
 
     #[test]

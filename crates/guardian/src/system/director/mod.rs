@@ -45,7 +45,6 @@ use crate::system::random;
 use crate::system::request::{self, Means};
 use crate::time;
 
-const TERM: Signal = Signal(15);
 /// Numbers that identify descriptors: the number of callers, and the first number of a component.
 const CALLERS: u32 = 0;
 const PARTS: u32 = 1;
@@ -202,7 +201,7 @@ impl<'a> SystemDirector<'a> {
                 if self.supervisor.is_wanted(id) {
                     self.network.ends_for_restart(id);
                 }
-                self.end(id, TERM, host);
+                self.end(id, self.parts[id.index()].stop_signal, host);
             }
             Order::KillRun(id) => self.end(id, KILL, host),
             Order::Fail(id, fault) => {
@@ -225,6 +224,7 @@ impl<'a> SystemDirector<'a> {
         let runs_already = part.runs_already.map(|running| running.root);
         let subject = host.add(RunRequest { runs_already, ..request });
         (part.gave_up, part.subject) = (false, Some(subject));
+        part.stop_signal = part.component.stop_signal.0;
     }
 
     fn end(&mut self, id: ComponentId, signal: Signal, host: &mut Host) {

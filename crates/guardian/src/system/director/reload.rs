@@ -113,6 +113,10 @@ impl SystemDirector<'_> {
         let part = &mut self.parts[revised.id.index()];
         part.checks.revise(&revised.component, &self.directory, revised.socket, self.now);
         part.component = revised.component;
+        // A process that is ended for its new keys gets the signal of its old keys.
+        if revised.changes.process.is_empty() {
+            part.stop_signal = part.component.stop_signal.0;
+        }
         (self.on_event)(&part.name, &event_of(revised.changes));
     }
 
