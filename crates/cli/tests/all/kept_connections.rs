@@ -308,15 +308,18 @@ fn the_first_reply_of_a_new_server_waits_for_a_checkpoint() {
 
 /// With MSG_FASTOPEN, a send connects its socket, and connect(2) is not called.
 #[test]
-fn data_of_a_send_that_connects_waits_for_a_checkpoint() {
+fn data_on_a_connection_that_the_program_opens_waits_for_a_checkpoint() {
     if !can_hold() {
         return;
     }
     let peer = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = peer.local_addr().unwrap().port();
-    for send in
-        ["s.sendto(b\"x\", socket.MSG_FASTOPEN, peer)", "s.sendmsg([b\"x\"], [], socket.MSG_FASTOPEN, peer)"]
-    {
+    for send in [
+        "s.connect(peer); s.sendall(b\"x\")",
+        "s.setblocking(False); s.connect_ex(peer); time.sleep(0.01); s.sendall(b\"x\")",
+        "s.sendto(b\"x\", socket.MSG_FASTOPEN, peer)",
+        "s.sendmsg([b\"x\"], [], socket.MSG_FASTOPEN, peer)",
+    ] {
         let script = format!(
             "exec python3 -c '\n\
              import os, socket, time\n\
@@ -336,6 +339,31 @@ fn data_of_a_send_that_connects_waits_for_a_checkpoint() {
         stream.read_exact(&mut [0]).unwrap();
         assert!(durable(&lab) > before, "{send}: data came before the checkpoint after {before:?}");
         assert_eq!(guarded.end(), 0);
+    }
+}
+
+/// A component whose files are not watched has another filter.
+#[test]
+fn data_on_a_connection_that_a_component_opens_waits_for_a_checkpoint() {
+    if !can_hold() {
+        return;
+    }
+    let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = peer.local_addr().unwrap().port();
+    for files in ["rewind", "keep"] {
+        let system = System::up(&format!(
+            "[component.job]\ncommand = [\"python3\", \"-c\", '''\nimport os, socket, time\n\
+             while not os.path.exists(\"FOLDER/go\"): time.sleep(0.002)\n\
+             s = socket.create_connection((\"127.0.0.1\", {port}))\ns.sendall(b\"x\")\ntime.sleep(600)\n''']\n\
+             policy = \"checkpointed\"\nevery = \"1s\"\noutput = \"committed\"\nfiles = \"{files}\"\n"
+        ));
+        until("checkpoints", || (system.status("job")["checkpoints"].as_u64()? > 1).then_some(()));
+        let before = durable(&system.lab);
+        std::fs::write(system.lab.path("go"), "").unwrap();
+        let (mut stream, _) = peer.accept().unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        assert!(durable(&system.lab) > before, "{files}: data came before the checkpoint after {before:?}");
+        assert_eq!(system.down(), Some(0));
     }
 }
 
