@@ -54,15 +54,19 @@ impl Journal {
     }
 }
 
-/// Returns the fields of an event: its priority, the name of the subject (a protected process tree), and each key of
-/// its JSON form as `UNDYING_KEY`.
-pub(crate) fn fields(subject: Option<&str>, event: &RunEvent) -> Vec<(String, String)> {
+/// Returns the fields of an event: its priority, the name of the system, the name of the subject (a protected process
+/// tree), and each key of its JSON form as `UNDYING_KEY`.
+pub(crate) fn fields(
+    (system, subject): (Option<&str>, Option<&str>),
+    event: &RunEvent,
+) -> Vec<(String, String)> {
     let priority = match event.severity() {
         Severity::Information => "6",
         Severity::Warning => "4",
         Severity::Error => "3",
     };
     let mut fields = vec![("PRIORITY".to_owned(), priority.to_owned())];
+    fields.extend(system.map(|name| ("UNDYING_SYSTEM".to_owned(), name.to_owned())));
     fields.extend(subject.map(|name| ("UNDYING_SUBJECT".to_owned(), name.to_owned())));
     let Ok(Value::Object(keys)) = serde_json::to_value(event) else { return fields };
     for (key, value) in keys {
@@ -104,11 +108,11 @@ mod tests {
         let receiver = UnixDatagram::bind(&path).unwrap();
         let event = RunEvent::Died { pid: 7, signal: Some(9), exit: None };
         let journal = Journal::at(&path).unwrap();
-        journal.send("first\nsecond", &fields(Some("db"), &event)).unwrap();
+        journal.send("first\nsecond", &fields((Some("shop"), Some("db")), &event)).unwrap();
         let mut received = [0; 1024];
         let length = receiver.recv(&mut received).unwrap();
         let expected = b"MESSAGE\n\x0c\0\0\0\0\0\0\0first\nsecond\nSYSLOG_IDENTIFIER=undying\nPRIORITY=4\n\
-                         UNDYING_SUBJECT=db\nUNDYING_EVENT=died\nUNDYING_PID=7\nUNDYING_SIGNAL=9\n";
+                         UNDYING_SYSTEM=shop\nUNDYING_SUBJECT=db\nUNDYING_EVENT=died\nUNDYING_PID=7\nUNDYING_SIGNAL=9\n";
         assert_eq!(String::from_utf8_lossy(&received[..length]), String::from_utf8_lossy(expected));
     }
 

@@ -26,6 +26,8 @@ const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Writes the reports of a guardian.
 #[derive(Default)]
 pub(crate) struct Narrator {
+    /// The name of the system whose components the guardian protects.
+    system: Option<String>,
     writer: Option<Writer>,
     dropped: u64,
 }
@@ -53,6 +55,11 @@ struct Writer {
 }
 
 impl Narrator {
+    /// Returns the narrator of the guardian of a system.
+    pub(crate) fn of_system(name: &str) -> Self {
+        Self { system: Some(name.to_owned()), writer: None, dropped: 0 }
+    }
+
     /// Writes an event of a subject after the earlier messages.
     pub(crate) fn tell(&mut self, subject: Option<&str>, event: &RunEvent) {
         // The thread is not started earlier, because the guardian copies this process while it has only one thread.
@@ -74,7 +81,7 @@ impl Narrator {
         );
         let Some(writer) = &mut self.writer else { return message.print(&mut None) };
         if writer.has_journal {
-            message.fields = journald::fields(subject, event);
+            message.fields = journald::fields((self.system.as_deref(), subject), event);
         }
         self.write(message);
     }
@@ -164,7 +171,7 @@ mod tests {
         let (messages, queue) = sync_channel(2);
         let (_tell, written) = channel();
         let writer = Writer { messages, written, waiting: 1, has_journal: false };
-        let mut narrator = Narrator { writer: Some(writer), dropped: 0 };
+        let mut narrator = Narrator { system: None, writer: Some(writer), dropped: 0 };
         let write = |narrator: &mut Narrator, number: u32| {
             let message =
                 Message { dropped: narrator.dropped, text: number.to_string(), ..Message::default() };

@@ -167,10 +167,14 @@ pub enum GuardianError {
     /// No system runs in this store.
     /// Row: no-system
     #[error(
-        "no system is guarded in the store {store}\nhelp: `undying up FILE.toml` starts one; `--store` names another store",
+        "no system is guarded in the store {store}\nhelp: `{up}` starts one; `--store` names another store",
         store = store.display()
     )]
-    NoSystem { store: PathBuf },
+    NoSystem {
+        store: PathBuf,
+        /// The command that starts a system in this store.
+        up: String,
+    },
     /// A system file has a key that this version does not support.
     /// Row: key-not-built
     #[error(

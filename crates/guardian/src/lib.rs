@@ -68,7 +68,7 @@ pub use status::{SubjectReport, status};
 pub use store::{CODECS, Codec, SizeLimit, codec};
 pub use supervise::{ChangedFiles, Percent, RestartLimit, RestartPolicy, SubjectStatus, Success, System};
 pub use sys::clock::Clock;
-pub use system::{ChannelFacts, ComponentFacts, SystemOrder, check_system, order, up};
+pub use system::{ChannelFacts, ComponentFacts, SystemFile, SystemOrder, check_system, order, up};
 pub use tidying::{
     Copied, GarbageItem, GarbageReport, SquashReport, gc, get_copy, link_copy, remove_copy, squash,
     store_copy,

@@ -16,7 +16,7 @@ use engine::Slices;
 use model::{Pid, ProcessKey, StartTime};
 use serde::{Deserialize, Serialize};
 use store::trust;
-use supervise::{End, RestartPolicy, State};
+use supervise::{End, State};
 use sys::Error;
 use tracee::procfs;
 
@@ -232,7 +232,8 @@ pub(crate) struct Failing {
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct SubjectFacts {
     pub name: String,
-    pub policy: RestartPolicy,
+    /// `never`, `on-failure` or `always`. In the status of a component: `never`, `stateless` or `checkpointed`.
+    pub policy: String,
     /// Number of the current incarnation, counted from 1.
     pub incarnation: u64,
     pub restarts: u64,

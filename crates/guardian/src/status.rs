@@ -17,7 +17,7 @@ use crate::images;
 use crate::location::StoreLocation;
 use crate::record::{Brings, DeathNow, Failing, Record, SubjectFacts, SubjectState};
 use crate::run::without_numbers;
-use crate::system::{self, ChannelFacts, ComponentFacts};
+use crate::system::{ChannelFacts, ComponentFacts, SystemRecord};
 use crate::time;
 
 /// Number of successive missed checkpoints after which a subject counts as unprotected, and the minimum time for this.
@@ -54,7 +54,11 @@ impl SubjectReport {
     /// Returns the report of a component that was never started.
     fn not_started(component: ComponentFacts) -> Self {
         Self {
-            facts: SubjectFacts { name: component.name.clone(), ..SubjectFacts::default() },
+            facts: SubjectFacts {
+                name: component.name.clone(),
+                policy: component.policy.clone(),
+                ..SubjectFacts::default()
+            },
             pid: 0,
             state: SubjectState::Ended,
             unprotected_because: None,
@@ -82,8 +86,13 @@ impl SubjectReport {
 pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<SubjectReport>> {
     let wanted: Option<SubjectName> = name.map(str::parse).transpose()?;
     let mut found = location.rows(wanted.as_ref(), subject)?;
-    if let Some(store) = location.open()? {
-        add_components(&mut found.rows, system::components(&store)?, name);
+    let system = location.open()?.map(|store| SystemRecord::read(&store)).transpose()?.flatten();
+    if let Some(system) = system {
+        if system.is_guarded() {
+            add_components(&mut found.rows, system.components.into_values().collect(), name);
+        } else {
+            note_system(&mut found.rows, &system, location);
+        }
     }
     match wanted {
         Some(name) if found.rows.is_empty() => Err(GuardianError::NotGuarded { name: name.to_string() }),
@@ -96,6 +105,7 @@ fn add_components(rows: &mut Vec<SubjectReport>, components: Vec<ComponentFacts>
     for mut facts in components.into_iter().filter(|facts| wanted.is_none_or(|wanted| wanted == facts.name)) {
         match rows.iter_mut().find(|row| row.facts.name == facts.name) {
             Some(row) => {
+                row.facts.policy.clone_from(&facts.policy);
                 row.channels = std::mem::take(&mut facts.channels);
                 row.component = Some(facts);
             }
@@ -103,6 +113,23 @@ fn add_components(rows: &mut Vec<SubjectReport>, components: Vec<ComponentFacts>
         }
     }
     rows.sort_by(|one, other| one.facts.name.cmp(&other.facts.name));
+}
+
+/// Corrects the rows of components whose guardian has died. Only `undying up` can guard them again as a system.
+fn note_system(rows: &mut [SubjectReport], system: &SystemRecord, location: &StoreLocation) {
+    for row in rows.iter_mut().filter(|row| row.guardian == system.guardian.pid) {
+        let Some(facts) = system.components.get(&row.facts.name) else { continue };
+        row.facts.policy.clone_from(&facts.policy);
+        if row.state == SubjectState::Unprotected {
+            let way = format!("`{}` takes the system over", system.up_again(location.path()));
+            row.unprotected_because = Some(without_guardian(row.guardian, &way));
+        }
+    }
+}
+
+/// Returns the reason why a subject without a guardian is not protected. `way` is the advice.
+fn without_guardian(guardian: i32, way: &str) -> String {
+    format!("its guardian, pid {guardian}, has ended; {way}")
 }
 
 /// Returns the report of one subject. Returns `None` if the subject was never guarded.
@@ -160,9 +187,8 @@ fn unprotected(
     }
     match state {
         SubjectState::Unprotected => {
-            let (guardian, pid) = (record.guardian.pid, record.root.pid);
-            let way = format!("`undying run --adopt {pid}` guards it again");
-            return Ok(Some(format!("its guardian, pid {guardian}, has ended; {way}")));
+            let way = format!("`undying run --adopt {}` guards it again", record.root.pid);
+            return Ok(Some(without_guardian(record.guardian.pid, &way)));
         }
         SubjectState::Running | SubjectState::Restoring => {}
         _ => return Ok(None),

@@ -208,12 +208,11 @@ fn one(frame: &mut Frame<'_>, area: Rect, subject: &Subject, sampler: &Sampler) 
 fn facts(subject: &Subject) -> Vec<(String, String)> {
     let report = &subject.report;
     let time = |us: Option<u64>| us.map_or("-".to_owned(), |us| print::duration(Duration::from_micros(us)));
-    let policy = report.component.as_ref().map_or(report.facts.policy.name(), |one| one.policy.as_str());
     let death_now = report.facts.death_now.as_ref().map_or("-".to_owned(), |now| now.brings.to_string());
     let facts = [
         ("pid", report.pid.to_string()),
         ("state", subject.text(Column::State)),
-        ("policy", policy.to_owned()),
+        ("policy", report.facts.policy.clone()),
         ("incarnation", report.facts.incarnation.to_string()),
         ("restarts", report.facts.restarts.to_string()),
         ("tracker", report.facts.tracker.clone()),

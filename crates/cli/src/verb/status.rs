@@ -220,12 +220,6 @@ fn tell_outlook(subject: &SubjectReport) {
     }
 }
 
-/// Returns the policy of the component. If the subject is not a component, returns the policy of `--restart`.
-fn policy(subject: &SubjectReport) -> &str {
-    let component = subject.component.as_ref();
-    component.map_or(subject.facts.policy.name(), |component| component.policy.as_str())
-}
-
 /// Reports the dependencies for which a component waits, its last fault, and its own status text.
 fn tell_component(subject: &SubjectReport) {
     let Some(component) = &subject.component else { return };
@@ -270,7 +264,7 @@ fn row(subject: &SubjectReport) -> Vec<String> {
         subject.facts.name.clone(),
         if subject.pid == 0 { "-".to_owned() } else { subject.pid.to_string() },
         shown::state(subject),
-        policy(subject).to_owned(),
+        subject.facts.policy.clone(),
         subject.facts.incarnation.to_string(),
         subject.facts.checkpoints.to_string(),
         subject.checkpoint_age_us.map_or("-".to_owned(), time),

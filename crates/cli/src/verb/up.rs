@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
+use guardian::SystemFile;
 
 use super::interface::Verb;
 use crate::failure::Failure;
@@ -35,8 +36,9 @@ impl Verb for Up {
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let path = matches.get_one::<PathBuf>("FILE").expect("clap requires FILE");
         let named = parse::named_store(matches);
-        let mut narrator = Narrator::default();
-        guardian::up(path, named, &mut |name, event| narrator.tell(Some(name), event))?;
+        let file = SystemFile::read(path)?;
+        let mut narrator = Narrator::of_system(file.name());
+        guardian::up(file, named, &mut |name, event| narrator.tell(Some(name), event))?;
         Ok(0)
     }
 }

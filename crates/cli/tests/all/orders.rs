@@ -170,3 +170,62 @@ fn clients_wait_while_an_operator_restarts_a_component() {
     assert_eq!(system.down(), Some(0));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_complaint_is_answered_with_what_it_counts() {
+    if !supported() {
+        return;
+    }
+    let system = System::up("[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\"]\n");
+    system.await_state("a", "ready");
+    // All complaints of the operator are one voice.
+    for _ in 0..2 {
+        let said = system.call(&["complain", "a", "--why", "slow"]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        for words in ["1 of the quorum of 2", "only the heaviest counts", "--weight 2` restarts a"] {
+            assert!(said.stderr.contains(words), "{words}: {said:?}");
+        }
+    }
+    assert_eq!(system.incarnation("a"), 1);
+    let said = system.call(&["complain", "a", "--why", "slow", "--weight", "2"]);
+    assert!(said.stderr.contains("2 of the quorum of 2, so a is restarted"), "{said:?}");
+    system.await_incarnation("a", 2);
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
+fn the_status_names_the_policy_of_a_component_and_the_file_of_its_system() {
+    if !supported() {
+        return;
+    }
+    const POLICIES: [&str; 3] = ["never", "stateless", "checkpointed"];
+    let component = |policy: &str| {
+        format!("[component.{policy}]\ncommand = [\"PROGRAM\", \"FOLDER/{policy}\"]\npolicy = \"{policy}\"\n")
+    };
+    let mut system = System::up(&POLICIES.map(component).concat());
+    for name in POLICIES {
+        system.await_state(name, "ready");
+        assert_eq!(system.status(name)["policy"], name);
+    }
+    system.guardian.kill().unwrap();
+    crate::common::wait(&mut system.guardian);
+    let up = format!(
+        "`undying up {} --store {}`",
+        system.lab.path("system.toml").display(),
+        system.lab.store().display()
+    );
+    for name in POLICIES {
+        let status = system.status(name);
+        assert_eq!(status["policy"], name);
+        let because = status["unprotected_because"].as_str().unwrap();
+        assert!(because.contains(&up) && because.contains("takes the system over"), "{because}");
+    }
+    let said = system.call(&["restart", "never"]);
+    assert!(said.code == Some(125) && said.stderr.contains(&format!("help: {up} starts one")), "{said:?}");
+    // The advice is followed literally.
+    let words = ["up", "system.toml", "--store"];
+    system.guardian =
+        system.lab.undying(words.iter().map(Into::into).chain([system.lab.store()])).spawn().unwrap();
+    POLICIES.into_iter().for_each(|name| system.await_state(name, "ready"));
+    assert_eq!(system.down(), Some(0));
+}

@@ -30,6 +30,15 @@ pub(super) enum Wait {
     Written(Answer),
 }
 
+/// What has become of a complaint.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    /// The complaint was counted. The text states the sum.
+    Counted { what: String },
+    /// The complaint was not counted.
+    Refused { why: &'static str },
+}
+
 /// The callers, and the conditions that they wait for.
 #[derive(Debug)]
 pub(super) struct Callers {
@@ -79,13 +88,13 @@ impl Callers {
         self.control.answer(number, &Answer::Refused { why: error.to_string(), code });
     }
 
-    /// Records that a complaint was counted, or was refused for a reason.
-    pub(super) fn judged(&mut self, name: &str, about: ComponentId, refused: Option<&'static str>) {
+    /// Records how a complaint was counted, or the reason why it was refused.
+    pub(super) fn judged(&mut self, name: &str, about: ComponentId, verdict: Verdict) {
         let first = self.waiting.iter_mut().find(|(_, wait)| *wait == Wait::Judged(about));
         if let Some((_, wait)) = first {
-            *wait = Wait::Written(match refused {
-                None => Answer::Done { what: format!("the complaint about {name} counts") },
-                Some(why) => {
+            *wait = Wait::Written(match verdict {
+                Verdict::Counted { what } => Answer::Done { what },
+                Verdict::Refused { why } => {
                     let why = format!("the complaint about {name} does not count: {why}");
                     Answer::Refused { why, code: None }
                 }

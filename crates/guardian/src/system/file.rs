@@ -22,8 +22,9 @@ const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 
 /// A system file that was read.
-pub(super) struct SystemFile<'a> {
-    path: &'a Path,
+#[derive(Debug)]
+pub struct SystemFile<'a> {
+    pub(super) path: &'a Path,
     text: String,
     pub(super) system: System,
 }
@@ -45,7 +46,11 @@ pub fn check_system(path: &Path, is_file_only: bool) -> Result<System, GuardianE
 
 impl<'a> SystemFile<'a> {
     /// Reads a system file, and makes all checks that do not depend on this machine.
-    pub(super) fn read(path: &'a Path) -> Result<Self, GuardianError> {
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, another user can have written it, or it has mistakes. The error contains all mistakes.
+    pub fn read(path: &'a Path) -> Result<Self, GuardianError> {
         let failed = |error: std::io::Error| sys::Error::path("read", path, error);
         let mut content = Vec::new();
         let file = File::open(path).map_err(failed)?;
@@ -57,6 +62,12 @@ impl<'a> SystemFile<'a> {
         let probes = mistakes_of_probes(&file.system);
         file.require_none(probes.chain(mistakes_of_channels(&file.system)).collect())?;
         Ok(file)
+    }
+
+    /// Returns the name of the system.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.system.system.name.get_ref()
     }
 
     /// Refuses the file if this machine lacks what the start of a checked component needs. `directory` is the directory

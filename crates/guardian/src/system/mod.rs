@@ -27,18 +27,17 @@ mod startable;
 use std::path::Path;
 
 use channel::Channels;
-use store::Store;
 
 use self::before::Before;
 pub use self::control::SystemOrder;
 use self::control::{Answer, call};
 use self::director::SystemDirector;
-use self::file::SystemFile;
-pub use self::file::check_system;
+pub use self::file::{SystemFile, check_system};
 pub use self::network::ChannelFacts;
 use self::network::Network;
 pub use self::record::ComponentFacts;
-use self::record::{SystemRecord, claim};
+pub(crate) use self::record::SystemRecord;
+use self::record::claim;
 use crate::error::{GuardianError, Result};
 use crate::host::{Host, OnEvent};
 use crate::location::StoreLocation;
@@ -47,9 +46,9 @@ use crate::location::StoreLocation;
 ///
 /// # Errors
 ///
-/// The file has mistakes, the store already has a system, or nothing can be guarded here. Running components continue.
-pub fn up(path: &Path, store: Option<&Path>, on_event: OnEvent<'_>) -> Result<()> {
-    let system = SystemFile::read(path)?.system;
+/// The store already has a system, or nothing can be guarded here. Running components continue.
+pub fn up(file: SystemFile<'_>, store: Option<&Path>, on_event: OnEvent<'_>) -> Result<()> {
+    let SystemFile { path, system, .. } = file;
     required::require(&system)?;
     let missing = Channels::missing();
     let mut host = Host::new()?;
@@ -74,17 +73,14 @@ pub fn up(path: &Path, store: Option<&Path>, on_event: OnEvent<'_>) -> Result<()
 ///
 /// `NoSystem` if no system is guarded in this store; `NotDone` with the reason of the guardian.
 pub fn order(location: &StoreLocation, order: &SystemOrder) -> Result<String> {
-    let none = || GuardianError::NoSystem { store: location.path().to_path_buf() };
     let record = location.open()?.map(|store| SystemRecord::read(&store)).transpose()?.flatten();
-    let record = record.filter(SystemRecord::is_guarded).ok_or_else(none)?;
+    let Some(record) = record.as_ref().filter(|record| record.is_guarded()) else {
+        let store = location.path().to_path_buf();
+        let up = record.map_or_else(|| "undying up FILE.toml".to_owned(), |record| record.up_again(&store));
+        return Err(GuardianError::NoSystem { store, up });
+    };
     match call(&record.control, order)? {
         Answer::Done { what } => Ok(what),
         Answer::Refused { why, code } => Err(GuardianError::NotDone { why, code }),
     }
-}
-
-/// Returns the components of the system in a store, if the system is guarded.
-pub(crate) fn components(store: &Store) -> Result<Vec<ComponentFacts>> {
-    let record = SystemRecord::read(store)?.filter(SystemRecord::is_guarded);
-    Ok(record.map(|record| record.components.into_values().collect()).unwrap_or_default())
 }

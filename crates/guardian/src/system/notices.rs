@@ -3,6 +3,8 @@
 //! Owns: the event of each notice, and the names of states and of complainants.
 //! Does not: report notices; the director does.
 
+use std::num::NonZeroU32;
+
 use health::integrity::{Changed, Kind};
 use supervise::{
     AfterGiveUp, Complainant, ComplaintRefusal, ComponentId, ComponentState, End, Supervisor, SystemNotice,
@@ -96,6 +98,25 @@ pub(super) fn complainant(by: Complainant, of: &Supervisor) -> String {
         Complainant::Operator => "the operator".to_owned(),
         Complainant::Component(id) => of.name(id).to_owned(),
     }
+}
+
+/// Returns the answer to a complaint that was counted. Further complaints of the same complainant add nothing, so the
+/// answer states what does.
+pub(super) fn counted(
+    (about, by): (ComponentId, Complainant),
+    sum: u32,
+    quorum: NonZeroU32,
+    of: &Supervisor,
+) -> String {
+    let (name, by) = (of.name(about), complainant(by, of));
+    let counts = format!("the complaint about {name} counts: {sum} of the quorum of {quorum}");
+    if sum >= quorum.get() {
+        return format!("{counts}, so {name} is restarted");
+    }
+    format!(
+        "{counts}; of all complaints of {by}, only the heaviest counts\nhelp: a complaint with `--weight {}` restarts {name}",
+        quorum
+    )
 }
 
 /// Returns why a complaint is not counted.

@@ -9,6 +9,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use model::Escaped;
 use serde::{Deserialize, Serialize};
 use store::{Store, trust};
 use sys::Error;
@@ -99,6 +100,12 @@ impl SystemRecord {
     /// Writes the record to the directory of a store.
     pub(crate) fn write(&self, root: &Path) -> Result<()> {
         replace_json(&root.join(FILE), &root.join(format!("{FILE}.new")), self)
+    }
+
+    /// Returns the command that starts the system again, or takes it over.
+    pub(crate) fn up_again(&self, store: &Path) -> String {
+        let file = self.file.to_string_lossy();
+        format!("undying up {} --store {}", Escaped(&file), Escaped(&store.to_string_lossy()))
     }
 
     /// Reports whether the guardian that wrote the record still lives.

@@ -33,7 +33,7 @@ use crate::location::StoreLocation;
 use crate::run::{OF_COMPONENT, RunRequest};
 use crate::signals::{HUP, KILL, Request, has_terminal};
 use crate::system::before::Before;
-use crate::system::callers::Callers;
+use crate::system::callers::{Callers, Verdict};
 use crate::system::checks::{self, Checks, Sign};
 use crate::system::control::Control;
 use crate::system::manager::{Manager, Tally};
@@ -270,12 +270,17 @@ impl<'a> SystemDirector<'a> {
             _ => {}
         }
         let judged = match notice {
-            SystemNotice::Complaint { about, .. } => Some((about, None)),
-            SystemNotice::ComplaintRefused { about, why, .. } => Some((about, Some(notices::refusal(why)))),
+            SystemNotice::Complaint { about, by, sum, quorum } => {
+                let what = notices::counted((about, by), sum, quorum, &self.supervisor);
+                Some((about, Verdict::Counted { what }))
+            }
+            SystemNotice::ComplaintRefused { about, why, .. } => {
+                Some((about, Verdict::Refused { why: notices::refusal(why) }))
+            }
             _ => None,
         };
-        if let Some((about, refused)) = judged {
-            self.callers.judged(self.supervisor.name(about), about, refused);
+        if let Some((about, verdict)) = judged {
+            self.callers.judged(self.supervisor.name(about), about, verdict);
         }
         let (id, event) = notices::event(notice, &self.supervisor);
         match id {
