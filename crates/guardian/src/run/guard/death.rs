@@ -93,6 +93,10 @@ impl Guard {
             return;
         }
         let listed = self.rebuild.host.reaper.departed(self.rebuild.owner, self.rebuild.subject.pid());
+        // If the root has died meanwhile, its children are in the list. They have not left the tree, and end with it.
+        if !is_end && self.rebuild.subject.has_ended() {
+            return;
+        }
         for key in self.tree.departed.note(sequence, &listed) {
             let program = tracee::procfs::stat(key.pid).map_or_else(|_| String::new(), |stat| stat.comm);
             self.report(RunEvent::Departed { pid: key.pid.get(), program, is_end });
