@@ -28,7 +28,7 @@ use super::event::{
 use super::{Exit, KilledFor, Subject};
 use crate::status::{ChangedFiles, RestartPolicy, SubjectStatus};
 
-/// A signal to the guardian requests the end of the subject, but the program can ignore SIGINT and SIGQUIT. After
+/// A signal to the guardian requests the end of the subject, but a program in a terminal can ignore SIGINT and SIGQUIT. After
 /// SIGINT or SIGQUIT, a death counts as requested if the same signal has killed the program, or if the death follows
 /// within this time.
 const SOFT_REQUEST: Duration = Duration::from_secs(60);
@@ -164,7 +164,7 @@ impl Subject {
         match self.incarnation.ending {
             None => has_terminal && [HUP, INT, QUIT].into_iter().any(is_death_by),
             Some((signal, at)) => {
-                let is_soft = signal == INT || signal == QUIT;
+                let is_soft = !self.plan.ends_on_request && (signal == INT || signal == QUIT);
                 !is_soft || is_death_by(signal) || now.saturating_duration_since(at) < SOFT_REQUEST
             }
         }
@@ -446,6 +446,7 @@ mod tests {
             files,
             files_back_max: Duration::from_secs(10),
             can_start: true,
+            ends_on_request: false,
             in_flight_max: 4,
         };
         let beginning = Beginning { next: Sequence(7), first: Sequence(1), newest: Some(Sequence(6)) };
@@ -463,6 +464,20 @@ mod tests {
             subject.step(until, Event::Due);
         }
         subject.step(now, Event::Surveyed(survey.clone()))
+    }
+
+    #[test]
+    fn a_late_end_after_a_soft_request_is_requested_only_of_a_service() {
+        let now = Instant::now();
+        for is_service in [false, true] {
+            let mut subject = subject(ChangedFiles::Rewind, now);
+            subject.plan.restart = RestartPolicy::Always;
+            subject.plan.ends_on_request = is_service;
+            subject.step(now, Event::EndRequested(INT));
+            let (status, late) = (SubjectStatus::Exited(0), now + SOFT_REQUEST * 2);
+            subject.step(late, Event::Died { status, has_terminal: false, after_child: Vec::new() });
+            assert_eq!(subject.state == State::Ended(End::Over(status)), is_service);
+        }
     }
 
     #[test]

@@ -68,6 +68,8 @@ pub struct Plan {
     pub files_back_max: Duration,
     /// Whether the program can be started from its beginning. An adopted program cannot be started.
     pub can_start: bool,
+    /// Whether each request to end the program is final. Otherwise, a program can ignore a request by SIGINT or SIGQUIT.
+    pub ends_on_request: bool,
     /// The maximum number of checkpoints in flight.
     pub in_flight_max: usize,
 }

@@ -151,6 +151,7 @@ mod tests {
             files: ChangedFiles::Rewind,
             files_back_max: MAX,
             can_start: true,
+            ends_on_request: false,
             in_flight_max: 4,
         };
         let beginning = Beginning { next: Sequence(1), first: Sequence(1), newest: None };

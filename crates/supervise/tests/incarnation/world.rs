@@ -551,6 +551,7 @@ fn plan(random: &mut Rng) -> Plan {
         files,
         files_back_max: Duration::from_millis([50, 1_000, 100_000][random.usize(..3)]),
         can_start,
+        ends_on_request: window == Duration::from_secs(1),
         in_flight_max: 4,
         once: random.u8(..8) == 0,
     }

@@ -270,6 +270,7 @@ fn plan(request: &RunRequest, files: ChangedFiles) -> Plan {
         files,
         files_back_max: request.files_back_max(),
         can_start: matches!(request.what, Guarded::Command(_)),
+        ends_on_request: request.launch.is_service,
         in_flight_max: EPOCHS_IN_FLIGHT_MAX,
     }
 }
