@@ -1,0 +1,1 @@
+"""The parts of the campaign `tests/campaigns/operated.py`: a server and its clients."""
