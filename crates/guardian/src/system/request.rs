@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use supervise::{ChangedFiles, Component, ComponentPlan, Policy, RestartPolicy, Spanned};
+use supervise::{ChangedFiles, Component, ComponentPlan, PercentLimit, Policy, RestartPolicy, Spanned};
 
 use crate::location::StoreLocation;
-use crate::run::{ComponentChannels, Damaged, EVERY_DEFAULT, Guarded, Launch, ReadyPipe, RunRequest};
+use crate::run::{
+    ComponentChannels, CostMax, Damaged, EVERY_DEFAULT, Guarded, Launch, ReadyPipe, RunRequest,
+};
 
 /// Variables by which a service manager communicates with this program. Components do not inherit these variables.
 const OF_THE_MANAGER: [&str; 6] =
@@ -71,6 +73,10 @@ pub(super) fn request(
             .as_ref()
             .map_or(standard.files_undo_max, |size| size.get_ref().0),
         files_cost_max: component.files_cost_max.as_ref().map(|part| part.get_ref().fraction()),
+        cost_max: component.cost_max.as_ref().map_or(standard.cost_max, |limit| match limit.get_ref() {
+            PercentLimit::Percent(part) => CostMax::Share(part.fraction()),
+            PercentLimit::Off => CostMax::Off,
+        }),
         limit: plan.limit,
         back_off: plan.back_off,
         ..standard
@@ -124,7 +130,7 @@ mod tests {
     #[test]
     fn keys_of_a_component_become_those_of_a_run() {
         let text = "[system]\nname = \"s\"\n[component.a]\ncommand = [\"x\", \"-v\"]\npolicy = \"checkpointed\"\n\
-                    every = \"50ms\"\nfiles = \"fresh\"\nfiles_back_max = \"1m\"\nfiles_undo_max = \"3GiB\"\nfiles_cost_max = 20\nsuccess = [10]\nlog = \"a.log\"\nenvironment = { PORT = \"1\" }\n\
+                    every = \"50ms\"\nfiles = \"fresh\"\nfiles_back_max = \"1m\"\nfiles_undo_max = \"3GiB\"\nfiles_cost_max = 20\ncost_max = 30\nsuccess = [10]\nlog = \"a.log\"\nenvironment = { PORT = \"1\" }\n\
                     heartbeat = { notify = true, every = \"10s\" }\nrestart = { max = \"7/2m\" }\n\
                     [component.b]\ncommand = [\"y\"]\npolicy = \"never\"\n\
                     [component.c]\ncommand = [\"z\"]\npolicy = \"stateless\"\nwarm = true\nready = { listen = true }\n";
@@ -144,6 +150,7 @@ mod tests {
         assert!(a.files == Some(ChangedFiles::Fresh) && a.success.has(supervise::SubjectStatus::Exited(10)));
         assert_eq!(a.files_back_max, Some(Duration::from_mins(1)));
         assert_eq!((a.files_undo_max.get(), a.files_cost_max), (3 << 30, Some(0.2)));
+        assert_eq!(a.cost_max, CostMax::Share(0.3));
         let b = request("b", find("b"), at, of("b"), Means::default());
         assert_eq!((b.policy, b.every), (RestartPolicy::Never, None));
         assert!(b.launch.is_service && b.ends_tree && b.launch.environment.is_empty());

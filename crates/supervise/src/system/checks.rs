@@ -261,15 +261,23 @@ fn of_files(component: &Component) -> Option<Mistake> {
     Some(Mistake::new(short.span(), what).with_help("write at least 5s, or remove `files_back_max`"))
 }
 
+fn of_checkpoints(component: &Component) -> Option<Mistake> {
+    let keys = [
+        ("every", component.every.as_ref().map(Spanned::span)),
+        ("cost_max", component.cost_max.as_ref().map(Spanned::span)),
+    ];
+    let (key, span) = keys.into_iter().find_map(|(key, span)| Some((key, span?)))?;
+    let mistake = Mistake::new(span, format!("`{key}` is for components that are checkpointed"));
+    let help = format!("add `policy = \"checkpointed\"`, or remove `{key}`");
+    (component.policy != Policy::Checkpointed).then(|| mistake.with_help(help))
+}
+
 fn of_component(component: &Component) -> Vec<Mistake> {
     let mut found = Vec::new();
     if component.command.get_ref().first().is_none_or(String::is_empty) {
         found.push(Mistake::new(component.command.span(), "the command is empty"));
     }
-    if let Some(every) = component.every.as_ref().filter(|_| component.policy != Policy::Checkpointed) {
-        let mistake = Mistake::new(every.span(), "`every` is for components that are checkpointed");
-        found.push(mistake.with_help("add `policy = \"checkpointed\"`, or remove `every`"));
-    }
+    found.extend(of_checkpoints(component));
     found.extend(of_files(component));
     let warm = component.warm.as_ref().filter(|_| component.is_warm());
     if let Some(warm) = warm.filter(|_| component.policy != Policy::Stateless) {
@@ -414,6 +422,7 @@ strategy = "rest"
             ("every = \"50ms\"", "every = \"2s\"", &["for longer than a second", ":13:10"]),
             ("warm = true", "files = \"keep\"", &["`files` is for components that are checkpointed"]),
             ("warm = true", "files_back_max = \"1m\"", &["`files_back_max` is for components"]),
+            ("files_cost_max = 12.5", "cost_max = \"none\"", &["\"none\" is not of the form \"off\""]),
             ("warm = true", "files_cost_max = 5", &["`files_cost_max` is for components"]),
             ("files_cost_max = 12.5", "files_cost_max = 0", &["\"0\" is not of the form \"10 or 2.5\""]),
             ("\"SIGINT\"", "\"SIGNONE\"", &["\"SIGNONE\" is not of the form \"SIGINT\""]),

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::values::{Percent, Rate, Size, StopSignal, SuccessfulEnd, Time, TimeRange};
+use super::values::{Percent, PercentLimit, Rate, Size, StopSignal, SuccessfulEnd, Time, TimeRange};
 use crate::status::{ChangedFiles, Success};
 
 /// The content of a system file.
@@ -119,6 +119,10 @@ pub struct Component {
     /// be rolled back to fewer checkpoints. Default: 10; no limit with `output = "committed"`.
     #[schemars(with = "Option<Percent>")]
     pub files_cost_max: Option<Spanned<Percent>>,
+    /// The maximum part of the time, in percent, that checkpoints may take from the component, or `"off"`. Beyond it, the
+    /// interval grows. Default: 10; no limit with `output = "committed"`.
+    #[schemars(with = "Option<PercentLimit>")]
+    pub cost_max: Option<Spanned<PercentLimit>>,
     /// The signal that requests the end of the component: a name like `SIGINT`, or a number. Default: SIGTERM.
     #[serde(default)]
     pub stop_signal: StopSignal,

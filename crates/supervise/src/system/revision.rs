@@ -52,6 +52,7 @@ impl Component {
                 ("files_back_max", self.files_back_max != new.files_back_max),
                 ("files_undo_max", self.files_undo_max != new.files_undo_max),
                 ("files_cost_max", self.files_cost_max != new.files_cost_max),
+                ("cost_max", self.cost_max != new.cost_max),
                 ("success", self.success != new.success),
                 ("restart", self.restart != new.restart),
             ]),

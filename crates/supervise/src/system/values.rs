@@ -154,6 +154,46 @@ impl TryFrom<f64> for Percent {
     }
 }
 
+/// A limit of a part of the time: a number of percent, or `"off"` for no limit.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(try_from = "PercentOrOff")]
+pub enum PercentLimit {
+    /// The maximum part.
+    Percent(Percent),
+    /// There is no limit.
+    Off,
+}
+
+/// The two forms of [`PercentLimit`] in the file.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum PercentOrOff {
+    Percent(f64),
+    Off(String),
+}
+
+impl TryFrom<PercentOrOff> for PercentLimit {
+    type Error = Malformed;
+
+    fn try_from(limit: PercentOrOff) -> Result<Self, Malformed> {
+        match limit {
+            PercentOrOff::Percent(percent) => Percent::try_from(percent).map(Self::Percent),
+            PercentOrOff::Off(text) if text == "off" => Ok(Self::Off),
+            PercentOrOff::Off(text) => Err(Malformed { text, example: "off" }),
+        }
+    }
+}
+
+impl JsonSchema for PercentLimit {
+    fn schema_name() -> Cow<'static, str> {
+        "PercentLimit".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["number", "string"], "examples": [10, "off"] })
+    }
+}
+
 impl JsonSchema for Percent {
     fn schema_name() -> Cow<'static, str> {
         "Percent".into()
