@@ -62,7 +62,7 @@ class System:
         self.address["local"] = os.path.join(folder, "socket")
         self.announced, self.guardian, self.can_fill = Announced(), None, False
         # The longest time until the checkpointed components were protected again after space was freed, in seconds.
-        self.protected = 0.0
+        self.protected, self.began = 0.0, time.monotonic()
 
     def make(self):
         image = os.path.join(self.folder, "image")
@@ -229,10 +229,14 @@ class System:
             for operation in batch:
                 if time.monotonic() < until:
                     name = self.random.choice(COMPONENTS)
-                    self.say("%s: %s %s" % (self.name, operation.__name__, name))
+                    self.say("%.1f s: %s: %s %s" % (self.seconds(time.monotonic()), self.name, operation.__name__, name))
                     operation(name)
                     self.counts[operation.__name__] += 1
                     time.sleep(self.random.uniform(0, 1))
+
+    def seconds(self, at):
+        """Returns the time since the begin of the campaign, in seconds."""
+        return at - self.began
 
     def run(self, until):
         clients = []
@@ -255,13 +259,15 @@ class System:
     def judge(self, clients):
         for client in clients:
             kind = "kept" if client.keeps else "new"
-            said, alien = collections.Counter(what for _, what in client.errors), collections.Counter(
-                what for at, what in client.errors if not self.announced.has(client.component, at, what))
+            said = collections.Counter(what for _, what in client.errors)
+            aliens = [(at, what) for at, what in client.errors if not self.announced.has(client.component, at, what)]
+            alien = collections.Counter(what for _, what in aliens)
             self.say("%s %s, %s connections: %d answers, announced errors %s, longest %.0f ms" % (
                 self.name, client.component, kind, client.answered, dict(said - alien), client.longest * 1000))
             if alien or not client.answered:
-                self.wrong.append("%s %s, %s connections: errors that are not announced: %s" % (
-                    self.name, client.component, kind, dict(alien)))
+                first = ", the first after %.1f s" % self.seconds(aliens[0][0]) if aliens else ""
+                self.wrong.append("%s %s, %s connections: errors that are not announced: %s%s" % (
+                    self.name, client.component, kind, dict(alien), first))
 
     def end(self):
         if self.guardian:
