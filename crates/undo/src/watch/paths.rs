@@ -6,7 +6,7 @@
 //! Does not: know what a call does with a name.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,7 @@ use model::{Address, Fd, Pid, Tid};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sys::process_memory;
+use sys::working_directory::within_root;
 
 use super::calls::PathAt;
 
@@ -135,7 +136,12 @@ impl Sought {
         if self.path.as_os_str().is_empty() {
             return Ok(Place::File(self.start));
         }
-        resolve(self.thread, self.start, self.path, self.follows)
+        let Self { thread, start, path, follows } = self;
+        match other_root(thread)? {
+            None => resolve(thread, start, path, follows),
+            Some(root) => within_root(root.as_fd(), || resolve(thread, start, path, follows))
+                .map_err(|error| Errno::from_raw_os_error(error.errno.0))?,
+        }
     }
 
     /// Reports whether the path leads through the directory of the thread in /proc. A thread may always follow the links
@@ -143,6 +149,15 @@ impl Sought {
     pub(super) fn is_in_proc(&self) -> Result<bool, Errno> {
         Ok(self.path.starts_with("/proc") || (self.path.is_relative() && is_magic(&self.start)?))
     }
+}
+
+/// Returns the root directory of a thread, if it is another directory than the root directory of this program. Absolute
+/// paths of the thread, and absolute symbolic links, start there.
+fn other_root(thread: Tid) -> Result<Option<OwnedFd>, Errno> {
+    let root = rustix::fs::open(format!("/proc/{thread}/root"), PATH_ONLY, Mode::empty())?;
+    let (theirs, ours) = (rustix::fs::fstat(&root)?, rustix::fs::stat("/")?);
+    let numbers = |stat: &Stat| (stat.st_dev, stat.st_ino);
+    Ok((numbers(&theirs) != numbers(&ours)).then_some(root))
 }
 
 /// Opens the directory from which a relative path starts.
@@ -288,6 +303,38 @@ mod tests {
             let (one, other) = (rustix::fs::fstat(&found).unwrap(), rustix::fs::fstat(&file).unwrap());
             assert_eq!(one.st_ino, other.st_ino);
         }
+    }
+
+    #[test]
+    fn a_path_of_a_thread_with_another_root_directory_starts_there() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("unsupported: root");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("etc")).unwrap();
+        std::os::unix::fs::symlink("/etc/new", folder.path().join("link")).unwrap();
+        let root = std::fs::File::open(folder.path()).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let inside = move || {
+                    sender.send(own_thread()).unwrap();
+                    ended.recv().unwrap_err();
+                };
+                within_root(root.as_fd(), inside).unwrap();
+            });
+            let thread = receiver.recv().unwrap();
+            for path in ["/etc/new", "/link"] {
+                let start = rustix::fs::open("/", PATH_ONLY, Mode::empty()).unwrap();
+                let sought = Sought { thread, start, path: path.into(), follows: true };
+                let Ok(Place::Entry(entry)) = sought.find() else { panic!("no entry") };
+                assert_eq!(entry.name, "new", "{path}");
+                let wanted = folder.path().canonicalize().unwrap().join("etc");
+                assert_eq!(path_of(entry.directory.as_fd()), wanted, "{path}");
+            }
+            drop(end);
+        });
     }
 
     #[test]
