@@ -1,4 +1,4 @@
-/* Has memory that is sealed against changes (mseal, Linux 6.10). */
+/* Proves that sealed memory (mseal, Linux 6.10) is restored with its content and its seal. */
 #include "victim_memory.h"
 
 #define BYTES (2 * VICTIM_PAGE)
@@ -7,28 +7,29 @@
 #define SYS_mseal 462
 #endif
 
-static unsigned char *area;
+static struct victim_area area = { .name = "sealed", .length = BYTES };
 
 static void setup(void)
 {
-	char description[VICTIM_DESCRIPTION_MAX];
-	area = victim_map(BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	victim_fill(area, BYTES, 1);
-	if (syscall(SYS_mseal, area, BYTES, 0) != 0)
+	area.at = victim_map(BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	victim_fill(area.at, BYTES, 1);
+	if (syscall(SYS_mseal, area.at, BYTES, 0) != 0)
 		victim_unsupported("mseal: %m");
-	victim_describe(area, description);
-	if (strstr(description, " sl") == NULL)
+	victim_area_remember(&area);
+	if (strstr(area.description, " sl") == NULL)
 		victim_unsupported("the flag of sealed memory in smaps");
 }
 
 static void verify(void)
 {
-	check(victim_differs(area, BYTES, 1) < 0, "the area has another content");
+	check(victim_differs(area.at, BYTES, 1) < 0, "the area has another content");
+	victim_area_check_description(&area);
+	must_fail_with(mprotect(area.at, VICTIM_PAGE, PROT_READ), EPERM);
 }
 
 static void sabotage(void)
 {
-	area[7] ^= 1;
+	area.at[7] ^= 1;
 }
 
 static const struct victim victim = { setup, NULL, verify, sabotage, NULL, false };

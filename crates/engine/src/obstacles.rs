@@ -101,8 +101,10 @@ pub(crate) fn of_tree(processes: &[(Pid, &[Mapping])], pids: &[Pid]) -> Vec<Obst
         found.extend(memory::obstacles(*pid, mappings));
         found.extend(state::REGISTRY.iter().flat_map(|kind| kind.obstacles(*pid)));
     }
-    found.extend(sharing::obstacles(processes));
-    found.extend(of_relations(pids));
+    let stats: Vec<_> = pids.iter().filter_map(|pid| procfs::stat(*pid).ok()).collect();
+    let births = births_of(&stats);
+    found.extend(sharing::obstacles(processes, &births));
+    found.extend(of_relations(pids, &stats, &births));
     found
 }
 
@@ -276,16 +278,19 @@ pub(crate) fn of_executable(pid: Pid) -> Obstacle {
     )
 }
 
-/// Returns the obstacles of sessions and process groups that a restore cannot create again.
-fn of_relations(pids: &[Pid]) -> Vec<Obstacle> {
-    let stats: Vec<_> = pids.iter().filter_map(|pid| procfs::stat(*pid).ok()).collect();
+/// Determines which process a restore would let create each process.
+pub(crate) fn births_of(stats: &[procfs::Stat]) -> Births {
     let relation = |stat: &procfs::Stat| Relation {
         pid: stat.pid,
         parent: stat.ppid,
         group: stat.pgrp,
         session: stat.session,
     };
-    let births = Births::of(&stats.iter().map(relation).collect::<Vec<_>>());
+    Births::of(&stats.iter().map(relation).collect::<Vec<_>>())
+}
+
+/// Returns the obstacles of sessions and process groups that a restore cannot create again.
+fn of_relations(pids: &[Pid], stats: &[procfs::Stat], births: &Births) -> Vec<Obstacle> {
     let session_of = |pid: Pid| stats.iter().find(|stat| stat.pid == pid).map_or(Pid(0), |stat| stat.session);
     let mut found = Vec::new();
     for (pid, reason) in &births.homeless {

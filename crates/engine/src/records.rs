@@ -75,6 +75,9 @@ pub(crate) struct ProcessMessage {
     /// older images.
     #[prost(sint32, optional, tag = "13")]
     pub foreground: Option<i32>,
+    /// The tables that the process shares with its parent, as flags of clone(2): CLONE_FILES, CLONE_FS.
+    #[prost(uint64, tag = "14")]
+    pub shares: u64,
 }
 
 /// The memory layout that the kernel records for a process, in the form that PR_SET_MM_MAP sets.

@@ -1,14 +1,16 @@
 //! Finds tables that the tasks of a tree share, or do not share, in a way that a restore cannot rebuild.
 //!
-//! Owns: two groups of obstacles (reasons to refuse a checkpoint). Processes must not share a table with another
-//! process (clone(2) with CLONE_VM, CLONE_FILES or CLONE_FS). Threads must share the tables of their process,
-//! without a table of their own (unshare(2) or setns(2) of one thread).
+//! Owns: the tables that a process shares with its parent (clone(2) with CLONE_FILES or CLONE_FS), and two groups of
+//! obstacles (reasons to refuse a checkpoint). Processes must not share an address space (CLONE_VM), or a table with a
+//! process other than their parent. Threads must share the tables of their process, without a table of their own
+//! (unshare(2) or setns(2) of one thread).
 //! Invariants: the code changes nothing. A task that is ending is no obstacle, because the kernel has already
 //! released the tables of the task.
 //! Does not: compare tables that make no difference after a restore (CLONE_IO, CLONE_SYSVSEM); docs/limits.md lists
 //! these tables.
 //!
-//! A restored thread shares all tables of its process. A restored process shares no table with another process.
+//! A restored thread shares all tables of its process. A restored process is created by its parent, with the flags of the
+//! tables that both share.
 
 use std::cmp::Ordering;
 
@@ -17,7 +19,9 @@ use resource::Obstacle;
 use sys::kcmp::{self, Shared};
 use tracee::procfs::{self, Mapping};
 
-/// The tables that two processes must not share, each with its name in messages.
+use crate::relations::{Birth, Births};
+
+/// The tables that threads share with their process, each with its name in messages.
 const OF_THREADS: &[(Shared, &str)] = &[
     (Shared::Memory, "address space"),
     (Shared::Files, "descriptor table"),
@@ -41,15 +45,30 @@ pub(crate) const NAMESPACES: &[(&str, &str, bool)] = &[
 const BORROWED: &str = "a restore cannot yet create separate processes that share this";
 const WAIT: &str = "try again in a moment: a child between vfork and exec shares it for a short time";
 
-/// Returns the obstacles of processes that share a table with their parent, and of threads that left a table of
-/// their process.
-pub(crate) fn obstacles(processes: &[(Pid, &[Mapping])]) -> Vec<Obstacle> {
+/// The tables that a process can share with its parent after a restore, each with its flag of clone(2).
+const WITH_PARENT: &[(Shared, u64)] = &[(Shared::Files, 0x400), (Shared::FileSystem, 0x200)];
+
+/// The flags of clone(2) that [`with_parent`] can return.
+pub(crate) const WITH_PARENT_FLAGS: u64 = 0x600;
+
+/// Returns the tables that a process shares with its parent, as flags of clone(2).
+pub(crate) fn with_parent(pid: Pid, parent: Pid) -> u64 {
+    let is_shared = |(kind, _): &&(Shared, u64)| kcmp::shared(*kind, pid, parent).unwrap_or(false);
+    WITH_PARENT.iter().filter(is_shared).map(|(_, flag)| flag).sum()
+}
+
+/// Returns the obstacles of processes that share the address space of their parent, of processes whose parent cannot
+/// create them with a shared table, and of threads that left a table of their process. `births` says which process
+/// creates each process.
+pub(crate) fn obstacles(processes: &[(Pid, &[Mapping])], births: &Births) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (pid, _) in processes {
         let Ok(stat) = procfs::stat(*pid) else { continue };
         if processes.iter().any(|(other, _)| *other == stat.ppid) {
+            let is_created_by_parent = matches!(births.birth(*pid), Birth::EarlyChild | Birth::Child);
             for (kind, what) in OF_THREADS {
-                if kcmp::shared(*kind, *pid, stat.ppid).unwrap_or(false) {
+                let is_kept = is_created_by_parent && WITH_PARENT.iter().any(|(table, _)| table == kind);
+                if !is_kept && kcmp::shared(*kind, *pid, stat.ppid).unwrap_or(false) {
                     found.push(borrowed(*pid, stat.ppid, what));
                 }
             }
@@ -65,12 +84,13 @@ pub(crate) fn obstacles(processes: &[(Pid, &[Mapping])]) -> Vec<Obstacle> {
 /// namespaces than their process. The search takes long, so only the first scan of a tree makes this search.
 pub(crate) fn rare_obstacles(processes: &[(Pid, &[Mapping])]) -> Vec<Obstacle> {
     let mut found = Vec::new();
-    let is_child = |pid: Pid, parent: Pid| procfs::stat(pid).is_ok_and(|stat| stat.ppid == parent);
+    let is_with_parent =
+        |kind, pid| procfs::stat(pid).is_ok_and(|stat| kcmp::shared(kind, pid, stat.ppid).unwrap_or(false));
     for (kind, what) in OF_THREADS {
         let mut known: Vec<Pid> = Vec::new();
         for (pid, _) in processes {
             match place(*kind, *pid, &known) {
-                Some(Ok(at)) if !is_child(*pid, known[at]) => found.push(borrowed(*pid, known[at], what)),
+                Some(Ok(at)) if !is_with_parent(*kind, *pid) => found.push(borrowed(*pid, known[at], what)),
                 Some(Err(at)) => known.insert(at, *pid),
                 Some(Ok(_)) | None => {}
             }

@@ -137,6 +137,21 @@ impl Opener {
         Self { needs_names, ..self }
     }
 
+    /// Runs a system call that uses no path with the rights of the holders. With several holders, `call` runs once for
+    /// each holder, and must succeed each time. Returns the last result.
+    pub(crate) fn run<Output: Send>(
+        &self,
+        call: impl Fn() -> sys::Result<Output> + Sync,
+    ) -> sys::Result<sys::Result<Output>> {
+        let Some((last, rest)) = self.others.split_last() else { return Ok(call()) };
+        for rights in rest {
+            if let Err(error) = file_rights::run_with(rights, || call().map(drop))? {
+                return Ok(Err(error));
+            }
+        }
+        file_rights::run_with(last, &call)
+    }
+
     /// Resolves a recorded path. `recorded` is the recorded identity of the file. If `recorded` is `None`, the file
     /// is opened with the rights of the holders.
     pub(crate) fn find<'a>(
@@ -209,6 +224,11 @@ impl Found<'_> {
     /// Returns the stat of the file.
     pub(crate) fn stat(&self) -> Result<Stat, Refusal> {
         rustix::fs::fstat(&self.file).map_err(|errno| Refusal::Failed(errno.into()))
+    }
+
+    /// Returns the O_PATH descriptor of the file, which needs no right on the file.
+    pub(crate) fn into_path_descriptor(self) -> OwnedFd {
+        self.file
     }
 
     /// Opens the file. The new open file description has all `flags`, also O_NOFOLLOW and O_DIRECTORY.

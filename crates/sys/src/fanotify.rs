@@ -5,7 +5,7 @@
 //! sends an event to the group. The thread waits until the event is *answered*.
 //!
 //! Owns: fanotify_init(2) and fanotify_mark(2) for groups that receive events before an access
-//! (FAN_CLASS_PRE_CONTENT), reading events, and answering events.
+//! (FAN_CLASS_PRE_CONTENT), reading events, and answering events; groups with other flags ([`group`]).
 //! Invariants: dropping an [`Event`] answers the event. When the last descriptor of a group is closed, all
 //! waiting accesses happen. An open file description reports events only if the file or its mount had a mark
 //! when the file was opened. A mark with an *ignore mask*, which suppresses all events of the mark, is
@@ -25,6 +25,8 @@ use std::ptr;
 use model::{ByteCount, Pid};
 
 use crate::error::{Errno, Error, Result};
+
+pub mod group;
 
 /// FAN_PRE_ACCESS.
 const PRE_ACCESS: u64 = 0x0010_0000;
@@ -243,9 +245,19 @@ fn mark(
     file: BorrowedFd<'_>,
     operation: &'static str,
 ) -> Result<()> {
+    mark_with(group, flags, PRE_ACCESS, file, operation)
+}
+
+fn mark_with(
+    group: BorrowedFd<'_>,
+    flags: libc::c_uint,
+    mask: u64,
+    file: BorrowedFd<'_>,
+    operation: &'static str,
+) -> Result<()> {
     let (group, number) = (group.as_raw_fd(), file.as_raw_fd());
     // SAFETY: plain numbers and no path. Without a path, the kernel marks the object of the descriptor.
-    let result = unsafe { libc::fanotify_mark(group, flags, PRE_ACCESS, number, ptr::null()) };
+    let result = unsafe { libc::fanotify_mark(group, flags, mask, number, ptr::null()) };
     if result == 0 {
         return Ok(());
     }
@@ -257,7 +269,7 @@ fn mark(
     let path = format!("/proc/self/fd/{number}");
     let name = CString::new(path.as_str()).map_err(|_| Error::path(operation, &path, Errno::EINVAL))?;
     // SAFETY: `name` is a string that ends with a zero byte. The kernel reads the string up to this byte.
-    let result = unsafe { libc::fanotify_mark(group, flags, PRE_ACCESS, libc::AT_FDCWD, name.as_ptr()) };
+    let result = unsafe { libc::fanotify_mark(group, flags, mask, libc::AT_FDCWD, name.as_ptr()) };
     if result == 0 { Ok(()) } else { Err(Error::path(operation, path, Errno::last())) }
 }
 

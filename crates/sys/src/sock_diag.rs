@@ -1,7 +1,7 @@
 //! Asks the kernel about sockets by sock_diag(7): peers, names, files and queues.
 //!
 //! Owns: the sock_diag(7) requests for Unix sockets, for TCP sockets by address or port, and for shut halves of UDP
-//! sockets; the request SOCK_DESTROY, which ends TCP sockets.
+//! sockets, and for packet sockets; the request SOCK_DESTROY, which ends TCP sockets.
 //! Invariants: a reply that cannot be parsed is an error, never a guess.
 //! Does not: see sockets outside of the network namespace of this process.
 //!
@@ -23,6 +23,7 @@ use crate::packet_hold::SocketMark;
 use crate::socket::SocketAddress;
 
 mod listening;
+pub mod packet;
 
 const NAME: &str = "ask the kernel for sockets";
 /// Size of the receive buffer in bytes. A reply consists of one or more *pieces* (datagrams) of at most 32 KiB. The

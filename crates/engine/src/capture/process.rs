@@ -30,6 +30,8 @@ pub(super) struct Process {
     executable: u64,
     auxiliary_vector: Vec<u8>,
     pub(super) stop_signal: Option<Signal>,
+    /// The tables that the process shares with its parent in the pause, as flags of clone(2).
+    pub(super) shares: u64,
     pub(super) threads: Vec<ThreadState>,
 }
 
@@ -69,8 +71,8 @@ impl Process {
             }
             None => return Err(EngineError::Refused(vec![obstacles::of_executable(pid)])),
         };
-        let (stop_signal, threads) = (None, Vec::new());
-        Ok(Self { stat, is_borrowed, space, executable, auxiliary_vector, stop_signal, threads })
+        let (stop_signal, shares, threads) = (None, 0, Vec::new());
+        Ok(Self { stat, is_borrowed, space, executable, auxiliary_vector, stop_signal, shares, threads })
     }
 
     /// Reports whether the known state belongs to the process and program from which `stat` was read.
@@ -85,6 +87,7 @@ impl Process {
             executable: self.executable,
             layout: Some(self.layout()),
             space: self.space.id.0,
+            shares: self.shares,
             ..relations(&self.stat)
         }
     }

@@ -18,6 +18,7 @@ use track::Moment;
 use super::objects::Objects;
 use super::process::{Process, relations};
 use crate::error::{EngineError, Result, permission};
+use crate::obstacles;
 use crate::records::{AreasMessage, EngineRecord, ProcessMessage, TreeMessage};
 use crate::sharing;
 
@@ -116,6 +117,11 @@ impl Processes {
         for process in &stopped.processes {
             self.settle_process(process, objects)?;
         }
+        for (pid, process) in &mut self.living {
+            let parent = process.stat.ppid;
+            process.shares =
+                if stopped.process(parent).is_some() { sharing::with_parent(*pid, parent) } else { 0 };
+        }
         Ok(())
     }
 
@@ -142,7 +148,9 @@ impl Processes {
             let is_borrowed = process.is_borrowed;
             self.living.insert(pid, process);
             if is_borrowed {
-                return Err(EngineError::Refused(sharing::obstacles(&self.view())));
+                let stats: Vec<Stat> = self.living.values().map(|process| process.stat.clone()).collect();
+                let births = obstacles::births_of(&stats);
+                return Err(EngineError::Refused(sharing::obstacles(&self.view(), &births)));
             }
         }
         self.refuse_mappings(pid, Moment::Stopped, objects)

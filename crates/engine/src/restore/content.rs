@@ -11,8 +11,8 @@ use image::{Extent, Source, SpaceId};
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
 use resource::memory::{self, AreaRecord};
 use store::{ImageReader, LoadedRun};
-use sys::Error;
 use sys::process_memory::{self, RANGES_PER_CALL};
+use sys::{Error, shared_memory};
 use tracee::ProcessMemory;
 
 use super::built::Built;
@@ -52,11 +52,19 @@ pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &mut OpenFil
 }
 
 fn write_all(file: std::os::fd::BorrowedFd<'_>, bytes: &[u8], at: Address) -> Result<()> {
+    let failed = |errno| Error::new("fill a memory object", errno);
     let mut done = 0;
     while done < bytes.len() {
-        let written = rustix::io::pwrite(file, &bytes[done..], at.get() + done as u64)
-            .map_err(|errno| Error::new("fill a memory object", errno))?;
-        done += written;
+        match rustix::io::pwrite(file, &bytes[done..], at.get() + done as u64) {
+            Ok(written) => done += written,
+            // A file of hugetlbfs has no write(2).
+            Err(rustix::io::Errno::INVAL) => {
+                let page = rustix::fs::fstatfs(file).map_err(failed)?.f_bsize as u64;
+                shared_memory::write_mapped(file, ByteCount(page), ByteCount(at.get()), bytes)?;
+                return Ok(());
+            }
+            Err(errno) => return Err(failed(errno).into()),
+        }
     }
     Ok(())
 }

@@ -268,9 +268,10 @@ pub(super) fn lead(plan: &Plan, open: &OpenFiles, leader: &mut Stub) -> Result<(
     Ok(())
 }
 
-/// Installs the descriptors of every process, and closes all other descriptors.
+/// Installs the descriptors of every process, and closes all other descriptors. A process that shares the table of its
+/// parent gets them with the parent.
 pub(super) fn install(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
-    for process in plan.living() {
+    for process in plan.living().filter(|process| process.has_own_descriptors()) {
         let target = built.get(process.pid)?;
         let (stub, _) = target.leader();
         let mut kept = Vec::new();
@@ -325,7 +326,7 @@ pub(super) fn start(plan: &Plan, open: &OpenFiles) -> Result<()> {
 
 fn connect(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
     let records_of_kinds: Vec<_> = records_of_kinds(plan, &open.holders).collect();
-    for process in plan.living() {
+    for process in plan.living().filter(|process| process.has_own_descriptors()) {
         let table: Vec<(Fd, DescriptionId)> =
             process.descriptors.iter().map(|row| (Fd(row.fd), DescriptionId(row.description))).collect();
         let in_table: HashSet<DescriptionId> = table.iter().map(|(_, id)| *id).collect();

@@ -115,7 +115,7 @@ fn map(area: &AreaRecord, open: &OpenFiles, target: &mut BuiltProcess) -> Result
     Ok(())
 }
 
-/// Applies memory locks, advice and guard regions. Must be called after the pages are filled.
+/// Applies memory locks, advice, guard regions and seals. Must be called after the pages are filled.
 pub(super) fn advise(plan: &Plan, built: &mut Built) -> Result<()> {
     for process in plan.living() {
         let (stub, _) = built.get(process.pid)?.leader();
@@ -127,6 +127,9 @@ pub(super) fn advise(plan: &Plan, built: &mut Built) -> Result<()> {
         for guard in &process.guards {
             stub.call(nr::MADVISE, [guard.start.get(), guard.len().get(), MADV_GUARD_INSTALL, 0, 0, 0])?;
         }
+        for (area, step) in process.areas.iter().filter_map(|area| Some((area, memory::seal(area)?))) {
+            apply(stub, area, step)?;
+        }
     }
     Ok(())
 }
@@ -136,6 +139,7 @@ fn apply(stub: &mut Stub, area: &AreaRecord, step: Advice) -> Result<()> {
     match step {
         Advice::Advise(advice) => stub.call(nr::MADVISE, [start, length, advice, 0, 0, 0])?,
         Advice::Lock(flags) => stub.call(nr::MLOCK2, [start, length, flags, 0, 0, 0])?,
+        Advice::Seal => stub.call(nr::MSEAL, [start, length, 0, 0, 0, 0])?,
     };
     Ok(())
 }

@@ -248,6 +248,12 @@ pub(super) fn own_vdso() -> Result<Vdso> {
 }
 
 impl PlannedProcess {
+    /// Reports whether the process does not share the descriptor table of its parent.
+    pub(super) fn has_own_descriptors(&self) -> bool {
+        const CLONE_FILES: u64 = 0x400;
+        self.message.shares & CLONE_FILES == 0
+    }
+
     fn read(records: &mut RecordSet, pid: Pid) -> Result<Self> {
         let message = ProcessMessage::take(records, Owner::Process(pid))?;
         if message.zombie {

@@ -31,6 +31,7 @@ use super::pids;
 use super::plan::{Plan, PlannedProcess};
 use crate::error::{EngineError, Result};
 use crate::relations::{Birth, Births, Relation};
+use crate::sharing;
 
 /// The number of scratch pages: one page for code, the other pages for arguments.
 const SCRATCH_PAGES: u64 = 9;
@@ -199,8 +200,8 @@ impl BuiltProcess {
         Ok(descriptor)
     }
 
-    /// Makes the leader create a task with the tid `wanted`. If `flags` is 0, the task is a child process of the
-    /// leader.
+    /// Makes the leader create a task with the tid `wanted`. With the flags of a thread, the task is a thread of the
+    /// process. Otherwise it is a child process, which shares the tables that `flags` names.
     pub(super) fn create(&mut self, wanted: Tid, flags: u64, exit_signal: u64) -> Result<Stub> {
         let (stub, memory) = self.leader();
         let data = stub.data().start;
@@ -331,7 +332,10 @@ impl Family<'_> {
             let exit_signal = child.message.exit_signal.map_or(SIGCHLD, |signal| signal as u64);
             let session = Pid(child.message.session);
             let stub = match birth {
-                Birth::EarlyChild | Birth::Child => built.get(parent.pid)?.create(wanted, 0, exit_signal)?,
+                Birth::EarlyChild | Birth::Child => {
+                    let shares = child.message.shares & sharing::WITH_PARENT_FLAGS;
+                    built.get(parent.pid)?.create(wanted, shares, exit_signal)?
+                }
                 Birth::Sibling => built.get(session)?.create(wanted, CLONE_PARENT, 0)?,
                 Birth::Placeholder => {
                     self.leader(session, parent.pid, built)?.create(wanted, CLONE_PARENT, 0)?

@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use model::DescriptionId;
 use prost::Message;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::fs::{FileType, Mode, OFlags, fstat, makedev, mknodat};
+use rustix::fs::{FileType, Mode, OFlags, mknodat};
 use sys::Error;
-use sys::file_handle::{self, FileHandle};
+use sys::file_handle::FileHandle;
 
 use super::description::{Description, Known};
 use super::fdinfo::{FdInfo, unparsable};
@@ -30,6 +30,7 @@ use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::opener::{Opener, Refusal};
 use crate::support::making::{Ownership, make_nameless};
+use crate::support::marked;
 use crate::support::opening::reopen;
 
 const NAME: &str = "fd/inotify";
@@ -161,22 +162,15 @@ fn watches(info: &FdInfo) -> Result<Vec<Watch>> {
     lines.map(|line| parse(line).ok_or_else(|| unparsable("inotify"))).collect()
 }
 
-/// Parses a line of fdinfo: `inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8
-/// fhandle-type:1 f_handle:7e9e…`
 fn parse(line: &str) -> Option<Watch> {
-    let value = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix(':'));
-    let number = |name: &str| u64::from_str_radix(value(name)?, 16).ok();
-    // The kernel prints its internal device number: 12 bits major, 20 bits minor.
-    let device = number("sdev")?;
-    let digits = value("f_handle").unwrap_or_default();
-    let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+    let handle = marked::handle(line)?;
     Some(Watch {
-        number: number("wd")? as i32,
-        mask: number("mask")? as u32,
-        inode: number("ino")?,
-        device: makedev((device >> 20) as u32, (device & 0xf_ffff) as u32),
-        handle_kind: number("fhandle-type").map_or(-1, |kind| kind as i32),
-        handle: (0..digits.len() / 2).map(|index| byte(2 * index)).collect::<Option<_>>()?,
+        number: marked::number(line, "wd")? as i32,
+        mask: marked::number(line, "mask")? as u32,
+        inode: marked::number(line, "ino")?,
+        device: marked::device(line)?,
+        handle_kind: handle.kind,
+        handle: handle.bytes,
         path: Vec::new(),
     })
 }
@@ -191,51 +185,11 @@ enum Lost {
 /// Finds the watched file by its file handle.
 fn find(watch: &Watch) -> std::result::Result<OwnedFd, Lost> {
     let handle = FileHandle { kind: watch.handle_kind, bytes: watch.handle.clone() };
-    for mount in mounts(watch.device) {
-        let Ok(mount) = File::open(&mount) else { continue };
-        let Ok(file) = file_handle::open(mount.as_fd(), &handle) else { continue };
-        if fstat(&file).is_ok_and(|stat| stat.st_ino == watch.inode && stat.st_nlink > 0) {
-            return Ok(file);
-        }
-    }
-    Err(Lost::Nowhere)
+    marked::find(watch.device, watch.inode, &handle).ok_or(Lost::Nowhere)
 }
 
 fn path_of(file: &OwnedFd) -> PathBuf {
     tracee::procfs::link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default()
-}
-
-/// Returns the mount points of a file system.
-fn mounts(device: u64) -> Vec<PathBuf> {
-    let wanted = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-    let text = tracee::procfs::read_text("/proc/self/mountinfo").unwrap_or_default();
-    let mounted = text.lines().filter_map(|line| {
-        let mut words = line.split(' ').skip(2);
-        let is_it = words.next()? == wanted;
-        let place = words.nth(1)?;
-        is_it.then(|| unescape(place))
-    });
-    mounted.collect()
-}
-
-/// Decodes octal escapes of mountinfo, such as `\040` for a space.
-fn unescape(text: &str) -> PathBuf {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, others)) = rest.split_first() {
-        let code = others.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()).filter(|_| *first == b'\\') {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &others[3..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = others;
-            }
-        }
-    }
-    PathBuf::from(OsStr::from_bytes(&bytes))
 }
 
 /// Adds a watch under its saved watch descriptor.
@@ -434,11 +388,5 @@ mod tests {
         let found = Inotify.obstacles(&descriptions[0], &scope);
         assert!(found.len() == 1 && found[0].place.contains("watch 1"), "{found:?}");
         drop(kept);
-    }
-
-    #[test]
-    fn mount_points_with_spaces_are_decoded() {
-        assert_eq!(unescape("/a\\040b\\134"), Path::new("/a b\\"));
-        assert_eq!(unescape("/plain"), Path::new("/plain"));
     }
 }

@@ -19,6 +19,7 @@ pub mod duplicate;
 pub mod envelope;
 pub mod epoll;
 pub mod eventfd;
+pub mod fanotify;
 pub mod fdinfo;
 pub mod fifo;
 #[cfg(test)]
@@ -36,11 +37,14 @@ pub mod locks;
 pub mod memfd;
 pub(crate) mod multicast;
 mod nameless;
+pub mod namespace;
 pub mod netlink;
+pub mod packet;
 pub(crate) mod peek_queue;
 pub mod pidfd;
 pub mod pipe;
 pub mod proc_file;
+pub mod raw;
 pub(crate) mod raw_packet;
 pub mod regular;
 pub(crate) mod scope;
@@ -73,6 +77,7 @@ pub use self::vacated::Vacated;
 pub const REGISTRY: &[&dyn FdKind] = &[
     // `ProcFile` precedes the kinds of files and directories, which claim every description with a path.
     &proc_file::ProcFile,
+    &namespace::Namespace,
     &directory::Directory,
     &device::Device,
     &pipe::Pipe,
@@ -86,10 +91,13 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &signalfd::Signalfd,
     &timerfd::Timerfd,
     &inotify::Inotify,
+    &fanotify::Fanotify,
     &pidfd::Pidfd,
     &epoll::Epoll { kind_of },
     &tcp::Tcp,
     &udp::Udp,
+    &raw::Raw,
+    &packet::Packet,
     &netlink::Netlink,
     &unix::Unix,
 ];

@@ -13,7 +13,8 @@ use sys::{Errno, Error};
 use tracee::procfs;
 
 use super::socket_family::{AF_INET, AF_INET6, Family, IPPROTO_IP, IPPROTO_IPV6};
-use crate::error::{ResourceError, Result};
+use crate::error::Result;
+use crate::support::interface;
 
 /// Maximum number of sources that are read. Exceeds the default limits of a filter (10 for net.ipv4.igmp_max_msf, 64
 /// for net.ipv6.mld_max_msf).
@@ -29,6 +30,7 @@ const COUNT_AT: usize = MODE_AT + 4;
 const SOURCES_AT: usize = COUNT_AT + 4;
 const EXCLUDE: u32 = 0;
 const EADDRNOTAVAIL: i32 = 99;
+const ENOPROTOOPT: i32 = 92;
 const IPV4_BYTES: usize = 4;
 
 /// One group that a socket has joined, as it is in the image.
@@ -66,6 +68,8 @@ pub(crate) fn read(socket: BorrowedFd<'_>, family: Family) -> Result<Vec<Members
             Ok(_) => {}
             // This socket has not joined the group.
             Err(error) if error.errno.0 == EADDRNOTAVAIL || error.errno == Errno::EINVAL => continue,
+            // A raw IPv6 socket joins no IPv4 group.
+            Err(error) if error.errno.0 == ENOPROTOOPT => continue,
             Err(error) => return Err(error.into()),
         }
         let count = word(&filter, COUNT_AT) as usize;
@@ -89,14 +93,11 @@ pub(crate) fn read(socket: BorrowedFd<'_>, family: Family) -> Result<Vec<Members
 /// Joins saved groups with their source filters.
 pub(crate) fn join(socket: BorrowedFd<'_>, memberships: &[Membership]) -> Result<()> {
     for one in memberships {
-        let path = format!("/sys/class/net/{}/ifindex", one.interface);
-        let number = procfs::read_text(&path).ok().and_then(|text| text.trim().parse().ok());
-        let number = number.ok_or_else(|| ResourceError::File {
-            path: format!("network interface {}", one.interface),
-            why: "a socket of the program has joined a multicast group on this interface, and the interface does not exist"
-                .to_owned(),
-            fix: "create the interface (`ip link add`), then restore again".to_owned(),
-        })?;
+        let number = interface::index_of(
+            socket,
+            &one.interface,
+            "a socket of the program has joined a multicast group on this interface",
+        )?;
         let join = SocketOption { level: level(&one.group), number: 42, name: "MCAST_JOIN_GROUP" };
         let request = request(number, &one.group);
         socket_option::set(socket, join, &request)?;

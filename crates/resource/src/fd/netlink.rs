@@ -49,7 +49,9 @@ const NO_ENOBUFS: SocketOption = SocketOption { level: SOL_NETLINK, number: 5, n
 const MEMBERSHIP_BYTES_MAX: usize = 1024;
 /// Maximum number of acknowledgements requested to fill the smallest receive buffer. Four are enough on Linux 6.18.
 const ACKNOWLEDGEMENTS_MAX: usize = 64;
-const ADDRESS_BYTES: usize = 12;
+/// The offsets in `struct sockaddr_nl`.
+const PORT_AT: usize = 4;
+const GROUPS_AT: usize = 8;
 const DUMPING: (&str, &str) =
     ("it has requested a dump and not read all of it", "retry, or let the program read all of it");
 const BOUND_AUDIT: (&str, &str) = (
@@ -82,6 +84,12 @@ struct State {
     /// The id of the boot in which the numbers of NETLINK_GENERIC families are valid. Empty for other protocols.
     #[prost(string, tag = "7")]
     boot: String,
+    /// The port of the socket of the subject to which this socket is connected; 0 for the kernel.
+    #[prost(uint32, tag = "8")]
+    peer: u32,
+    /// The group to which this socket is connected, as a bit; 0 without a group.
+    #[prost(uint32, tag = "9")]
+    peer_group: u32,
 }
 
 #[derive(Debug)]
@@ -109,7 +117,7 @@ impl FdKind for Netlink {
             return Vec::new();
         }
         let mut found = socket_options::obstacles(description, WHAT);
-        match refusal(description) {
+        match refusal(description).and_then(|found| Ok(found.or(foreign_peer(description, scope)?))) {
             Ok(None) => {}
             Ok(Some((why, fix))) => found.push(description.obstacle(WHAT, why, fix)),
             Err(error) => found.push(description.obstacle(WHAT, &error.to_string(), "retry")),
@@ -152,23 +160,36 @@ impl FdCapture for Capture {
             return Ok(());
         }
         if let Some((why, fix)) = refusal(description)? {
-            return Err(ResourceError::Unsupported {
-                pid: description.pid,
-                what: description.named(WHAT),
-                why: why.to_owned(),
-                fix: fix.to_owned(),
-            });
+            return Err(unsupported(description, why, fix));
         }
         let socket = description.as_fd();
         self.state.options = Options::read(socket, &self.fresh)?;
         self.state.port = port(&socket::local(socket)?);
+        let peer = socket::peer(socket)?.unwrap_or_default();
+        (self.state.peer, self.state.peer_group) = (port(&peer), word(&peer, GROUPS_AT));
         self.state.groups = memberships(socket)?;
         self.state.lost = events(socket)?.intersects(PollFlags::IN | PollFlags::ERR);
         Ok(())
     }
 
+    fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
+        match foreign_peer(description, scope)? {
+            Some((why, fix)) if self.state.inherited.is_none() => Err(unsupported(description, why, fix)),
+            _ => Ok(()),
+        }
+    }
+
     fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
         Ok(self.state.encode_to_vec())
+    }
+}
+
+fn unsupported(description: &Description, why: &str, fix: &str) -> ResourceError {
+    ResourceError::Unsupported {
+        pid: description.pid,
+        what: description.named(WHAT),
+        why: why.to_owned(),
+        fix: fix.to_owned(),
     }
 }
 
@@ -189,12 +210,6 @@ fn refusal(description: &Description) -> Result<Option<(&'static str, &'static s
             "let the program close it before the checkpoint",
         )));
     }
-    if port(&socket::peer(socket)?.unwrap_or_default()) != 0 {
-        return Ok(Some((
-            "it is connected to the port of another program",
-            "let the program close it before the checkpoint",
-        )));
-    }
     if is_dumping(description.inode())? {
         return Ok(Some(DUMPING));
     }
@@ -207,9 +222,33 @@ fn refusal(description: &Description) -> Result<Option<(&'static str, &'static s
     Ok(None)
 }
 
+/// Returns the reason why a connection to a port cannot be saved. A connected socket may send to its port without a
+/// further check, so the port must be a port of the subject, which the restore binds again.
+fn foreign_peer(
+    description: &Description,
+    scope: &CaptureScope<'_>,
+) -> Result<Option<(&'static str, &'static str)>> {
+    let socket = description.as_fd();
+    let (protocol, peer) = (Family::of(socket)?.protocol, port(&socket::peer(socket)?.unwrap_or_default()));
+    let has_port = |open: &Description| {
+        Family::of(open).is_ok_and(|family| (family.domain, family.protocol) == (AF_NETLINK, protocol))
+            && socket::local(open.as_fd()).is_ok_and(|local| port(&local) == peer)
+    };
+    // Before a pause, later scans hold no duplicates. The check inside the pause then decides.
+    let is_own = peer == 0 || scope.open.is_empty() || scope.open.iter().any(has_port);
+    Ok((!is_own).then_some((
+        "it is connected to the port of another program",
+        "let the program close it before the checkpoint",
+    )))
+}
+
 /// Returns the port in a `struct sockaddr_nl`.
 fn port(address: &SocketAddress) -> u32 {
-    address.0.get(4..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+    word(address, PORT_AT)
+}
+
+fn word(address: &SocketAddress, at: usize) -> u32 {
+    address.0.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
 fn memberships(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
@@ -271,15 +310,23 @@ fn build(state: &State) -> Result<OwnedFd> {
         }
     }
     state.options.apply_late(socket, state.family)?;
+    if (state.peer, state.peer_group) != (0, 0) {
+        socket::connect(socket, &address(state.peer, state.peer_group))?;
+    }
     Ok(owned)
 }
 
-fn bind(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
+/// Encodes a port and groups as `struct sockaddr_nl`.
+fn address(port: u32, groups: u32) -> SocketAddress {
     let mut address = (AF_NETLINK as u16).to_ne_bytes().to_vec();
     address.extend([0; 2]);
-    address.extend(state.port.to_ne_bytes());
-    address.resize(ADDRESS_BYTES, 0);
-    socket::bind(socket, &SocketAddress(address)).map_err(|error| match error.errno.0 {
+    address.extend(port.to_ne_bytes());
+    address.extend(groups.to_ne_bytes());
+    SocketAddress(address)
+}
+
+fn bind(socket: BorrowedFd<'_>, state: &State) -> Result<()> {
+    socket::bind(socket, &address(state.port, 0)).map_err(|error| match error.errno.0 {
         EADDRINUSE => refused(
             state,
             "another socket has this port",

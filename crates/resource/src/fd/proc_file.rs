@@ -3,9 +3,10 @@
 //!
 //! Owns: the recorded paths of these files.
 //! Invariants: one of the processes that hold the open file description opens the file again, when process PID
-//! exists. All holders share this description. No symbolic link is followed.
-//! Does not: handle files of processes outside the subject, or of threads other than thread group leaders. Both are
-//! refused.
+//! exists. All holders share this description. No symbolic link is followed. Of a process outside the subject, only
+//! files are restored that every user may read, and only while the same process exists.
+//! Does not: handle other files of processes outside the subject, or files of threads other than thread group leaders.
+//! These are refused.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -14,8 +15,8 @@ use model::{Address, Pid};
 use prost::Message;
 use rustix::fs::MemfdFlags;
 use sys::{Errno, Error};
-use tracee::RemoteError;
 use tracee::arch::numbers::{LSEEK, OPENAT2};
+use tracee::{RemoteError, procfs};
 
 use super::description::{Description, Known};
 use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
@@ -32,6 +33,7 @@ const OPEN_FLAGS: u32 = 0o3 | 0o4_000 | 0o200_000 | 0o10_000_000;
 /// Flags that are kept when O_PATH is set: O_DIRECTORY and O_PATH.
 const PATH_FLAGS: u32 = 0o200_000 | 0o10_000_000;
 const O_PATH: u32 = 0o10_000_000;
+const O_ACCMODE: u32 = 0o3;
 /// RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS of openat2(2).
 const NO_LINKS: u64 = 0x02 | 0x04;
 const AT_FDCWD: u64 = -100_i64 as u64;
@@ -46,10 +48,18 @@ pub struct ProcFile;
 struct State {
     #[prost(bytes = "vec", tag = "1")]
     path: Vec<u8>,
+    /// The start time of a process outside the subject in clock ticks; 0 for a process of the subject.
+    #[prost(uint64, tag = "2")]
+    outside_since: u64,
 }
 
+/// Files of a process that every user may read. The other files of a process depend on the rights of their opener.
+const PUBLIC: &[&str] = &["status", "statm", "comm", "cmdline", "cgroup"];
+
 #[derive(Debug)]
-struct Capture;
+struct Capture {
+    outside_since: u64,
+}
 
 impl FdKind for ProcFile {
     fn name(&self) -> &'static str {
@@ -57,7 +67,7 @@ impl FdKind for ProcFile {
     }
 
     fn summary(&self) -> &'static str {
-        "files and directories of /proc/PID of processes of the tree"
+        "files and directories of /proc/PID of processes of the tree, public files of others"
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -73,7 +83,7 @@ impl FdKind for ProcFile {
                 "let the program close it before the checkpoint",
             );
         }
-        if !scope.pids.contains(&pid) {
+        if !scope.pids.contains(&pid) && !is_public(description) {
             let why = format!("it belongs to {}, which is outside the tree", outside::describe(Some(pid)));
             return about(
                 &why,
@@ -99,12 +109,15 @@ impl FdKind for ProcFile {
         true
     }
 
-    fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
-        Ok(Box::new(Capture))
+    fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
+        let outside = process_of(description.target()).filter(|pid| !scope.pids.contains(pid));
+        let outside_since =
+            outside.map_or(Ok(0), |pid| procfs::stat(pid).map(|stat| stat.starttime.get()))?;
+        Ok(Box::new(Capture { outside_since }))
     }
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        let State { path } = crate::error::decode(NAME, payload)?;
+        let State { path, .. } = crate::error::decode(NAME, payload)?;
         match std::str::from_utf8(&path).ok().and_then(process_of) {
             Some(_) => Ok(()),
             None => Err(ResourceError::Malformed {
@@ -124,7 +137,10 @@ impl FdKind for ProcFile {
 
     fn connect(&self, records: &[&FdRecord], context: &mut FdConnect<'_>) -> Result<()> {
         for record in records {
-            let State { path } = crate::error::decode(NAME, &record.payload)?;
+            let State { path, outside_since } = crate::error::decode(NAME, &record.payload)?;
+            if outside_since != 0 {
+                check_outside(&path, outside_since)?;
+            }
             let file = if context.stub.pid() == record.holder.0 {
                 open(record, &path, context)?
             } else {
@@ -142,7 +158,8 @@ impl FdCapture for Capture {
     }
 
     fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
-        Ok(State { path: path::to_bytes(&description.info.target) }.encode_to_vec())
+        let path = path::to_bytes(&description.info.target);
+        Ok(State { path, outside_since: self.outside_since }.encode_to_vec())
     }
 }
 
@@ -150,6 +167,31 @@ impl FdCapture for Capture {
 fn process_of(target: &str) -> Option<Pid> {
     let name = target.strip_prefix("/proc/")?.split(['/', ' ']).next()?;
     name.parse().ok().filter(|number| *number > 0).map(Pid)
+}
+
+/// Reports whether a description is a file of a process that every user may read, open for reading.
+fn is_public(description: &Description) -> bool {
+    let name = description.target().strip_prefix("/proc/").and_then(|rest| rest.split_once('/'));
+    name.is_some_and(|(_, name)| PUBLIC.contains(&name))
+        && description.info.flags & O_ACCMODE == 0
+        && description.info.flags & O_PATH == 0
+}
+
+/// Checks that the process outside the subject still exists, and that its file may be read by every user.
+fn check_outside(path: &[u8], since: u64) -> Result<()> {
+    let path = path::from_bytes(path);
+    let parts = path.to_str().and_then(|text| Some((process_of(text)?, path.file_name()?.to_str()?)));
+    let is_same = parts.is_some_and(|(pid, name)| {
+        PUBLIC.contains(&name) && procfs::stat(pid).is_ok_and(|stat| stat.starttime.get() == since)
+    });
+    if is_same {
+        return Ok(());
+    }
+    Err(ResourceError::File {
+        path: path.display().to_string(),
+        why: "the process outside of the tree that this file belonged to has ended".to_owned(),
+        fix: "restore while this process exists".to_owned(),
+    })
 }
 
 /// Reports whether a path belongs to the thread group leader. Such a path does not lead through `task/TID` of another
@@ -216,8 +258,20 @@ mod tests {
     }
 
     #[test]
+    fn a_public_file_of_a_process_outside_the_tree_is_bound_to_this_process() {
+        let parent = Pid(std::os::unix::process::parent_id() as i32);
+        let file = File::open(format!("/proc/{parent}/status")).unwrap();
+        assert!(Subject::new(&[&file]).obstacles(&ProcFile).is_empty());
+        let since = procfs::stat(parent).unwrap().starttime.get();
+        let path = |name: &str| format!("/proc/{parent}/{name}").into_bytes();
+        check_outside(&path("status"), since).unwrap();
+        assert!(check_outside(&path("status"), since + 1).is_err());
+        assert!(check_outside(&path("mem"), since).is_err());
+    }
+
+    #[test]
     fn a_file_of_a_process_outside_the_tree_is_refused_with_its_pid() {
-        let parent = File::open(format!("/proc/{}/status", std::os::unix::process::parent_id())).unwrap();
+        let parent = File::open(format!("/proc/{}/maps", std::os::unix::process::parent_id())).unwrap();
         let found = Subject::new(&[&parent]).obstacles(&ProcFile);
         let number = format!("pid {}", std::os::unix::process::parent_id());
         assert!(found.len() == 1 && found[0].why.contains(&number), "{found:?}");

@@ -10,8 +10,9 @@
 use sys::socket_option::SocketOption;
 
 use super::socket_family::{
-    AF_INET, AF_INET6, AF_NETLINK, Family, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_MPTCP, IPPROTO_TCP, IPPROTO_UDP,
-    IPPROTO_UDPLITE, SOL_NETLINK, SOL_SOCKET,
+    AF_INET, AF_INET6, AF_NETLINK, AF_PACKET, Family, IPPROTO_ICMPV6, IPPROTO_IP, IPPROTO_IPV6,
+    IPPROTO_MPTCP, IPPROTO_TCP, IPPROTO_UDP, IPPROTO_UDPLITE, SOCK_RAW, SOL_NETLINK, SOL_PACKET, SOL_RAW,
+    SOL_SOCKET,
 };
 
 /// When the restore sets an option.
@@ -207,6 +208,33 @@ const UDP: &[Row] = &[
 const UDPLITE: &[Row] =
     &[early(IPPROTO_UDPLITE, 10, "UDPLITE_SEND_CSCOV"), early(IPPROTO_UDPLITE, 11, "UDPLITE_RECV_CSCOV")];
 
+/// Options of raw sockets. `ICMP_FILTER` and `ICMPV6_FILTER` exist only for the protocols ICMP and ICMPv6.
+const RAW: &[Row] = &[
+    early(IPPROTO_IP, 3, "IP_HDRINCL"),
+    early(IPPROTO_IP, 5, "IP_ROUTER_ALERT"),
+    early(IPPROTO_IP, 22, "IP_NODEFRAG"),
+    early(SOL_RAW, 1, "ICMP_FILTER"),
+    early(IPPROTO_IPV6, 7, "IPV6_CHECKSUM"),
+    early(IPPROTO_IPV6, 36, "IPV6_HDRINCL"),
+    early(IPPROTO_ICMPV6, 1, "ICMPV6_FILTER"),
+];
+
+/// Options of packet sockets. The version and the reserved bytes determine the frames of a ring. The kind `packet` restores
+/// the rings afterwards.
+const PACKET: &[Row] = &[
+    early(SOL_PACKET, 10, "PACKET_VERSION"),
+    early(SOL_PACKET, 12, "PACKET_RESERVE"),
+    early(SOL_PACKET, 8, "PACKET_AUXDATA"),
+    early(SOL_PACKET, 9, "PACKET_ORIGDEV"),
+    early(SOL_PACKET, 14, "PACKET_LOSS"),
+    early(SOL_PACKET, 24, "PACKET_VNET_HDR_SZ"),
+    early(SOL_PACKET, 16, "PACKET_TX_TIMESTAMP"),
+    early(SOL_PACKET, 17, "PACKET_TIMESTAMP"),
+    early(SOL_PACKET, 19, "PACKET_TX_HAS_OFF"),
+    early(SOL_PACKET, 20, "PACKET_QDISC_BYPASS"),
+    early(SOL_PACKET, 23, "PACKET_IGNORE_OUTGOING"),
+];
+
 /// Options of the netlink level. The kind `netlink` restores the memberships of groups.
 const NETLINK: &[Row] = &[
     early(SOL_NETLINK, 3, "NETLINK_PKTINFO"),
@@ -221,7 +249,8 @@ const NETLINK: &[Row] = &[
 /// Returns the options of a socket family.
 pub(super) fn rows(family: Family) -> impl Iterator<Item = &'static Row> {
     let is_ip = family.domain == AF_INET || family.domain == AF_INET6;
-    let is_tcp = [IPPROTO_TCP, IPPROTO_MPTCP].contains(&family.protocol);
+    let is_raw = family.kind == SOCK_RAW;
+    let is_tcp = [IPPROTO_TCP, IPPROTO_MPTCP].contains(&family.protocol) && !is_raw;
     let tables = [
         (SOCKET, true),
         (IPV4, is_ip),
@@ -229,9 +258,11 @@ pub(super) fn rows(family: Family) -> impl Iterator<Item = &'static Row> {
         (IPV4_MULTICAST, is_ip && !is_tcp),
         (IPV6_MULTICAST, family.domain == AF_INET6 && !is_tcp),
         (TCP, is_ip && is_tcp),
-        (UDP, is_ip && family.protocol == IPPROTO_UDP),
+        (UDP, is_ip && family.protocol == IPPROTO_UDP && !is_raw),
+        (RAW, is_ip && is_raw),
+        (PACKET, family.domain == AF_PACKET),
         (NETLINK, family.domain == AF_NETLINK),
-        (UDPLITE, is_ip && family.protocol == IPPROTO_UDPLITE),
+        (UDPLITE, is_ip && family.protocol == IPPROTO_UDPLITE && !is_raw),
     ];
     tables.into_iter().filter(|table| table.1).flat_map(|table| table.0)
 }
@@ -258,16 +289,17 @@ mod tests {
         ("linux/udp.h", &["UDP_"]),
         ("linux/netlink.h", &["NETLINK_"]),
         ("linux/mptcp.h", &["MPTCP_"]),
+        ("linux/if_packet.h", &["PACKET_"]),
     ];
 
     const SOCKET_OPTIONS: &str = "crates/resource/src/fd/socket_options.rs";
     const SOCKET_FAMILY: &str = "crates/resource/src/fd/socket_family.rs";
     const MULTICAST: &str = "crates/resource/src/fd/multicast.rs";
     const NETLINK_KIND: &str = "crates/resource/src/fd/netlink.rs";
+    const PACKET_KIND: &str = "crates/resource/src/fd/packet.rs";
     const UNIX_STATE: &str = "crates/resource/src/fd/unix/state.rs";
     const TCP_KIND: &str = "crates/resource/src/fd/tcp/mod.rs";
     const TCP_REPAIR: &str = "crates/sys/src/tcp_repair.rs";
-    const RAW: Verdict = Refused("refuse_raw_socket");
 
     /// Verdicts for the names in the headers that have no row, up to Linux 6.18.
     const VERDICTS: &[(&str, Verdict)] = &[
@@ -308,10 +340,7 @@ mod tests {
         ("SO_BINDTOIFINDEX", Same("SO_BINDTODEVICE")),
         ("SO_DEVMEM_*", Action),
         ("SO_INQ", Lost("`SO_INQ` of a Unix socket")),
-        ("IP_HDRINCL", RAW),
-        ("IP_NODEFRAG", RAW),
-        ("IP_ROUTER_ALERT", RAW),
-        ("IP_PROTOCOL", RAW),
+        ("IP_PROTOCOL", Value),
         ("IP_PKTOPTIONS", Derived),
         ("IP_MTU", Derived),
         ("IP_XFRM_POLICY", Lost("`IP_XFRM_POLICY`")),
@@ -343,9 +372,7 @@ mod tests {
         ("IPV6_PREFER_SRC_*", Value),
         ("IPV6_ADDRFORM", Same("SO_DOMAIN")),
         ("IPV6_2292PKTOPTIONS", Same("IPV6_HOPOPTS")),
-        ("IPV6_CHECKSUM", RAW),
-        ("IPV6_HDRINCL", RAW),
-        ("IPV6_ROUTER_ALERT", RAW),
+        ("IPV6_ROUTER_ALERT", Lost("`IPV6_ROUTER_ALERT`")),
         // Control messages of sendmsg(2) and recvmsg(2).
         ("IPV6_NEXTHOP", Value),
         ("IPV6_HOPLIMIT", Value),
@@ -385,6 +412,29 @@ mod tests {
         ("NETLINK_DROP_MEMBERSHIP", Same("NETLINK_ADD_MEMBERSHIP")),
         ("NETLINK_RX_RING", Ignored),
         ("NETLINK_TX_RING", Ignored),
+        ("PACKET_HOST", Value),
+        ("PACKET_BROADCAST", Value),
+        ("PACKET_MULTICAST", Value),
+        ("PACKET_OTHERHOST", Value),
+        ("PACKET_OUTGOING", Value),
+        ("PACKET_LOOPBACK", Value),
+        ("PACKET_USER", Value),
+        ("PACKET_KERNEL", Value),
+        ("PACKET_FASTROUTE", Value),
+        ("PACKET_MR_*", Value),
+        ("PACKET_ADD_MEMBERSHIP", Kept(PACKET_KIND)),
+        ("PACKET_DROP_MEMBERSHIP", Same("PACKET_ADD_MEMBERSHIP")),
+        ("PACKET_RECV_OUTPUT", Ignored),
+        ("PACKET_RX_RING", Kept(PACKET_KIND)),
+        ("PACKET_TX_RING", Kept(PACKET_KIND)),
+        ("PACKET_COPY_THRESH", Kept(PACKET_KIND)),
+        ("PACKET_STATISTICS", Derived),
+        ("PACKET_ROLLOVER_STATS", Derived),
+        ("PACKET_HDRLEN", Derived),
+        ("PACKET_VNET_HDR", Same("PACKET_VNET_HDR_SZ")),
+        ("PACKET_FANOUT", Kept(PACKET_KIND)),
+        ("PACKET_FANOUT_DATA", Refused(PACKET_KIND)),
+        ("PACKET_FANOUT_*", Value),
         ("MPTCP_INFO", Derived),
         ("MPTCP_TCPINFO", Derived),
         ("MPTCP_FULL_INFO", Derived),
@@ -424,7 +474,8 @@ mod tests {
     ];
 
     fn all() -> impl Iterator<Item = &'static Row> {
-        let tables = [SOCKET, IPV4, IPV6, IPV4_MULTICAST, IPV6_MULTICAST, TCP, UDP, UDPLITE, NETLINK];
+        let tables =
+            [SOCKET, IPV4, IPV6, IPV4_MULTICAST, IPV6_MULTICAST, TCP, UDP, UDPLITE, RAW, PACKET, NETLINK];
         tables.into_iter().flatten()
     }
 
@@ -455,6 +506,13 @@ mod tests {
         (IPPROTO_TCP, 12),
         (IPPROTO_TCP, 17),
         (IPPROTO_TCP, 19),
+        // The options of a multicast router (MRT6_ASSERT, MRT6_PIM), and second names of IPv6 options.
+        (IPPROTO_IPV6, 207),
+        (IPPROTO_IPV6, 208),
+        (SOL_RAW, 7),
+        (SOL_RAW, 36),
+        // PACKET_VNET_HDR, which PACKET_VNET_HDR_SZ includes.
+        (SOL_PACKET, 15),
     ];
 
     /// Upper limit of the probed option numbers. No option has a larger number.
@@ -471,9 +529,22 @@ mod tests {
             (AF_UNIX, 1, 0),
             (AF_UNIX, 2, 0),
             (AF_NETLINK, 3, 0),
+            (AF_PACKET, SOCK_RAW, 0),
+            (AF_INET, SOCK_RAW, 1),
+            (AF_INET6, SOCK_RAW, IPPROTO_ICMPV6),
         ];
         let known: HashSet<_> = all().map(|row| (row.option.level, row.option.number)).collect();
-        let levels = [SOL_SOCKET, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, IPPROTO_UDP, SOL_NETLINK];
+        let levels = [
+            SOL_SOCKET,
+            IPPROTO_IP,
+            IPPROTO_IPV6,
+            IPPROTO_TCP,
+            IPPROTO_UDP,
+            SOL_NETLINK,
+            SOL_RAW,
+            SOL_PACKET,
+            IPPROTO_ICMPV6,
+        ];
         let mut found = Vec::new();
         for (domain, kind, protocol) in families {
             let family = Family { domain, kind, protocol };

@@ -7,7 +7,7 @@
 use rustix::fs::FileType;
 
 use super::description::Description;
-use super::socket_family::{AF_INET, AF_INET6, Family, SOCK_RAW};
+use super::socket_family::{AF_INET, AF_INET6, Family};
 
 /// Address families: number and name.
 const FAMILIES: &[(i32, &str)] = &[
@@ -16,7 +16,6 @@ const FAMILIES: &[(i32, &str)] = &[
     (10, "IPv6 socket"),
     (15, "key management socket"),
     (16, "netlink socket"),
-    (17, "packet socket"),
     (29, "CAN bus socket"),
     (30, "TIPC socket"),
     (31, "Bluetooth socket"),
@@ -27,13 +26,12 @@ const FAMILIES: &[(i32, &str)] = &[
     (44, "XDP socket"),
     (45, "MCTP socket"),
 ];
-/// Protocols of the IP families other than TCP and UDP: number and name.
-const PROTOCOLS: &[(i32, &str)] = &[(1, "ICMP"), (33, "DCCP"), (58, "ICMPv6"), (132, "SCTP"), (262, "MPTCP")];
+/// Protocols of the IP families that no kind supports: number and name.
+const PROTOCOLS: &[(i32, &str)] = &[(33, "DCCP"), (132, "SCTP"), (262, "MPTCP")];
 /// Anonymous files: a part of the kernel's name, and our name.
 const ANONYMOUS: &[(&str, &str)] = &[
     ("[io_uring]", "io_uring instance"),
     ("[userfaultfd]", "userfaultfd"),
-    ("[fanotify]", "fanotify group"),
     ("[perf_event]", "performance counter"),
     ("bpf-map", "BPF map"),
     ("bpf-prog", "BPF program"),
@@ -67,7 +65,6 @@ fn describe_socket(description: &Description) -> String {
     let family = FAMILIES.iter().find(|row| row.0 == domain).map_or("socket", |row| row.1);
     let is_ip = domain == AF_INET || domain == AF_INET6;
     match PROTOCOLS.iter().find(|row| row.0 == protocol) {
-        _ if is_ip && kind == SOCK_RAW => format!("raw {family} of protocol {protocol}"),
         Some(row) if is_ip => format!("{} {family}", row.1),
         _ if family == "socket" || is_ip => {
             format!("{family} of family {domain}, type {kind}, protocol {protocol}")
@@ -86,7 +83,6 @@ fn describe_anonymous(target: &str) -> String {
 const FIXES: &[(&str, &str)] = &[
     ("io_uring", crate::memory::WITHOUT_IO_URING),
     ("userfaultfd", "start the program without its own userfaultfd (garbage collectors, live migration)"),
-    ("fanotify", "stop the program that monitors files before the checkpoint"),
     ("performance counter", "end the profiler that opened the counter, then take the checkpoint"),
     ("BPF", "unload the BPF program before the checkpoint and load it again after the restore"),
     ("KVM", "save the virtual machine with its own manager (`virsh save`)"),
@@ -96,11 +92,6 @@ const FIXES: &[(&str, &str)] = &[
     (
         "netlink",
         "configure the program not to follow network changes, or take the checkpoint after it has closed the socket",
-    ),
-    ("packet socket", "end the capture (tcpdump, DHCP client) before the checkpoint"),
-    (
-        "raw ",
-        "end the program that sends raw packets (ping, traceroute, the pinger of squid) before the checkpoint",
     ),
     ("SCTP", "configure the program to use TCP"),
     ("MPTCP", "start the program with plain TCP (Go: GODEBUG=multipathtcp=0)"),
@@ -123,13 +114,10 @@ mod tests {
 
     #[test]
     fn families_and_kernel_objects_have_names() {
-        let netlink = sys::socket::create(16, SOCK_RAW, 0).unwrap();
+        let netlink = sys::socket::create(16, 3, 0).unwrap();
         assert_eq!(describe_unclaimed(&describe(0, &netlink)), "netlink socket");
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(describe_unclaimed(&describe(0, &null)), "character device /dev/null");
-        if let Ok(raw) = sys::socket::create(2, SOCK_RAW, 1) {
-            assert_eq!(describe_unclaimed(&describe(0, &raw)), "raw IPv4 socket of protocol 1");
-        }
         assert_eq!(describe_anonymous("anon_inode:[io_uring]"), "io_uring instance");
         assert_eq!(describe_anonymous("anon_inode:[new thing]"), "kernel object [new thing]");
     }
@@ -138,7 +126,6 @@ mod tests {
     fn the_advice_fits_the_object() {
         assert!(advise("io_uring instance").contains("io_uring_disabled"));
         assert!(advise("MPTCP IPv4 socket").contains("multipathtcp=0"));
-        assert!(advise("raw IPv4 socket of protocol 1").contains("ping"));
         assert!(advise("kernel object [new thing]").contains("has closed it"));
     }
 }

@@ -10,8 +10,9 @@
 use model::Pid;
 use tracee::procfs::{Mapping, MappingFlags, Protection};
 
+use super::hugetlb::is_anonymous;
 use super::kind::MappingOf;
-use super::record::{AreaRecord, NAMED_SHARED, is_fixed_code};
+use super::record::{AreaRecord, NAMED_SHARED, RING_OF_SOCKET, is_fixed_code};
 use crate::obstacle::Obstacle;
 
 const PROT_READ: u32 = 1;
@@ -45,7 +46,7 @@ const ADVICE_BEFORE_PAGES: &[(&str, u64)] = &[
 
 /// Flags that are saved, but that madvise(2) does not set. A restore uses these flags for the arguments of mmap(2)
 /// and mlock2(2), or to find out which mappings can become writable.
-const MAPPING: &[&str] = &["gd", "nr", "lo", "lf", "mw", DROPPABLE];
+const MAPPING: &[&str] = &["gd", "nr", "lo", "lf", "mw", DROPPABLE, SEALED];
 
 /// The flag of memory that the kernel may drop (MAP_DROPPABLE). Only mmap(2) sets this flag, not madvise(2).
 pub(super) const DROPPABLE: &str = "dp";
@@ -56,9 +57,18 @@ const KEYED: &str = "pk";
 /// The code that the kernel shows for a flag without a code of its own.
 const NAMELESS: &str = "??";
 
-/// The fix that is proposed for a program with hugetlb pages.
-pub(super) const WITHOUT_HUGETLB: &str =
-    "start the program without hugetlb pages (JVM: -XX:-UseLargePages); transparent huge pages are saved";
+/// The flag of memory with pages of hugetlbfs.
+const HUGETLB: &str = "ht";
+
+/// The flag of memory that is sealed with mseal(2).
+const SEALED: &str = "sl";
+
+/// The reason why files of hugetlbfs are refused.
+pub(super) const NAMED_HUGETLB: &str =
+    "only anonymous hugetlb memory is saved (MAP_ANONYMOUS), no files, memfd files or System V segments";
+/// The fix that is proposed for a program with files of hugetlbfs.
+pub(super) const WITHOUT_HUGETLB: &str = "start the program with anonymous hugetlb memory or without hugetlb pages \
+                                          (PostgreSQL: shared_memory_type = mmap)";
 /// The fix that is proposed for a program that maps a device.
 pub(super) const WITHOUT_DEVICE: &str =
     "start the program without the device: with software rendering, or without direct access to hardware";
@@ -68,7 +78,7 @@ const WITHOUT_USERFAULTFD: &str =
 /// Flags of mappings that cannot be saved. Each row has the flag and the texts of the obstacle (the reason against a
 /// checkpoint): the object, the reason and the fix.
 const OBSTACLES: &[(&str, &str, &str, &str)] = &[
-    ("ht", "huge page mapping", "hugetlb pages are not supported", WITHOUT_HUGETLB),
+    (HUGETLB, "huge page mapping", NAMED_HUGETLB, WITHOUT_HUGETLB),
     ("io", "device mapping", "the memory of a device cannot be saved", WITHOUT_DEVICE),
     ("pf", "device mapping", "pages without page structures cannot be saved", WITHOUT_DEVICE),
     (
@@ -95,7 +105,6 @@ const OBSTACLES: &[(&str, &str, &str, &str)] = &[
         "shadow stacks are not supported",
         "start the program with GLIBC_TUNABLES=glibc.cpu.hwcaps=-SHSTK",
     ),
-    ("sl", "sealed mapping", "mseal(2) is not supported", "start the program without memory sealing"),
     ("mm", "device mapping", "pages without page structures cannot be saved", WITHOUT_DEVICE),
     (
         "sf",
@@ -118,6 +127,8 @@ pub enum Advice {
     Advise(u64),
     /// mlock2(2) with the given flags.
     Lock(u64),
+    /// mseal(2). No later call changes the mapping.
+    Seal,
 }
 
 /// Returns the PROT_* bits of access rights.
@@ -173,6 +184,12 @@ pub fn advice(area: &AreaRecord) -> Vec<Advice> {
     steps
 }
 
+/// Returns the last call that a restore makes for a mapping, after all other changes of the process's mappings.
+#[must_use]
+pub fn seal(area: &AreaRecord) -> Option<Advice> {
+    area.has(SEALED).then_some(Advice::Seal)
+}
+
 fn advice_of(area: &AreaRecord, table: &[(&str, u64)]) -> Vec<Advice> {
     table.iter().filter(|(flag, _)| area.has(flag)).map(|(_, advice)| Advice::Advise(*advice)).collect()
 }
@@ -222,7 +239,13 @@ pub(super) fn obstacles(pid: Pid, mappings: &[Mapping]) -> Vec<Obstacle> {
     for (flag, what, why, fix) in OBSTACLES {
         let is_flagged = |mapping: &&Mapping| {
             let of = MappingOf { pid, mapping };
-            !mapping.is_kernel() && mapping.flags.has(flag) && !(*flag == KEYED && is_execute_only(of))
+            let is_saved = match *flag {
+                KEYED => is_execute_only(of),
+                HUGETLB => is_anonymous(&mapping.name),
+                // The obstacle of the ring is another one.
+                _ => mapping.name.starts_with(RING_OF_SOCKET),
+            };
+            !mapping.is_kernel() && mapping.flags.has(flag) && !is_saved
         };
         let mut flagged = mappings.iter().filter(is_flagged);
         let Some(first) = flagged.next() else { continue };
@@ -255,7 +278,7 @@ mod tests {
         let smaps = |start: u64, flags: &str| {
             format!("{start:x}000-{:x}000 rw-p 00000000 00:00 0 \nVmFlags: rd wr {flags}\n", start + 1)
         };
-        let text: String = (1..=150).map(|page| smaps(page * 2, "uw")).chain([smaps(400, "sl")]).collect();
+        let text: String = (1..=150).map(|page| smaps(page * 2, "uw")).chain([smaps(400, "sf")]).collect();
         let mappings = tracee::procfs::mappings_in(text.as_bytes()).unwrap();
         let found = obstacles(Pid(7), &mappings);
         assert_eq!(found.len(), 2, "{found:?}");
@@ -286,7 +309,7 @@ mod tests {
 
     const THIS: &str = "crates/resource/src/memory/flags.rs";
     const LAYOUT: &str = "crates/engine/src/restore/layout.rs";
-    const HUGETLB: Verdict = Refused("refuse_hugetlb");
+    const HUGE: Verdict = Kept("crates/sys/src/shared_memory.rs");
 
     /// Codes of `VmFlags` (Documentation/filesystems/proc.rst, up to Linux 6.18) that are in no table above.
     const CODES: &[(&str, Verdict)] = &[
@@ -383,8 +406,8 @@ mod tests {
         ("MAP_LOCKED", Same("MLOCK_ONFAULT")),
         ("MAP_POPULATE", Action),
         ("MAP_NONBLOCK", Action),
-        ("MAP_HUGETLB", HUGETLB),
-        ("MAP_HUGE_*", HUGETLB),
+        ("MAP_HUGETLB", HUGE),
+        ("MAP_HUGE_*", Value),
         ("MAP_SYNC", Refused(THIS)),
         ("MLOCK_ONFAULT", Kept("testkit/victims/memory_mlock.c")),
         ("MCL_CURRENT", Same("MLOCK_ONFAULT")),

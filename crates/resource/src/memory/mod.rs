@@ -7,6 +7,7 @@
 
 mod deleted_file;
 mod flags;
+mod hugetlb;
 mod kind;
 mod memfd;
 mod private_anonymous;
@@ -21,7 +22,7 @@ mod tmpfs_file;
 use model::Pid;
 use tracee::procfs::Mapping;
 
-pub use self::flags::{Advice, advice, advice_before_pages, map_flags, protection_bits};
+pub use self::flags::{Advice, advice, advice_before_pages, map_flags, protection_bits, seal};
 pub use self::kind::{Content, MappingOf, MemoryKind};
 pub use self::record::{AreaRecord, ObjectKey, ObjectRecord};
 use crate::obstacle::Obstacle;
@@ -31,6 +32,7 @@ use crate::obstacle::Obstacle;
 pub const REGISTRY: &[&dyn MemoryKind] = &[
     &private_anonymous::PrivateAnonymous,
     &shared_anonymous::SharedAnonymous,
+    &hugetlb::Hugetlb,
     &memfd::Memfd,
     &sysv_shm::SysvShm,
     &private_file::PrivateFile,
@@ -71,8 +73,8 @@ pub(crate) const WITHOUT_IO_URING: &str = "start the program after `sysctl kerne
 
 fn unclaimed(of: MappingOf<'_>) -> Obstacle {
     let name = of.mapping.name.as_str();
-    let (what, why, fix) = if name.starts_with("/anon_hugepage") || of.mapping.flags.has("ht") {
-        ("huge page mapping", "hugetlb pages are not supported", flags::WITHOUT_HUGETLB)
+    let (what, why, fix) = if of.mapping.flags.has("ht") {
+        ("huge page mapping", flags::NAMED_HUGETLB, flags::WITHOUT_HUGETLB)
     } else if name.starts_with("/secretmem") {
         (
             "secret memory",
@@ -84,6 +86,12 @@ fn unclaimed(of: MappingOf<'_>) -> Obstacle {
             "aio ring",
             "kernel aio contexts are not supported",
             "configure the program without native aio (MariaDB: innodb_use_native_aio = 0; nginx: aio threads)",
+        )
+    } else if name.starts_with(record::RING_OF_SOCKET) {
+        (
+            "ring of a packet socket",
+            "the kernel and the program count the frames of the ring, and the kernel's count cannot be set",
+            "configure the program to receive packets without a mapped ring",
         )
     } else if name.contains("[io_uring]") {
         ("io_uring ring", "io_uring is not supported", WITHOUT_IO_URING)

@@ -6,6 +6,8 @@
 use model::{Address, AddressRange, Inode};
 use tracee::procfs::{Backing, Mapping};
 
+/// The prefix of the name that the kernel gives to a mapping of a socket.
+pub(super) const RING_OF_SOCKET: &str = "socket:[";
 /// The prefix of the name that a program has given to shared anonymous memory (PR_SET_VMA_ANON_NAME).
 pub(super) const NAMED_SHARED: &str = "[anon_shmem:";
 

@@ -6,7 +6,7 @@
 //! directory.
 //! Does not: restore directories that the kernel creates for another object (in `/proc`, a control group).
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use model::Pid;
@@ -27,6 +27,7 @@ use crate::support::nameless::Removed;
 use crate::support::path::{self, Name};
 
 const NAME: &str = "state/cwd";
+const LINK: &str = "cwd";
 /// The separator in raw state (the bytes that are copied inside the pause) between the path and the encoded
 /// [`RawMessage`]. No path contains this byte.
 const END_OF_PATH: u8 = 0;
@@ -84,30 +85,17 @@ impl StateKind for Cwd {
             let (what, why, fix) = (what.to_owned(), why.to_owned(), fix.to_owned());
             found.push(Obstacle { pid, what, place, why, fix });
         };
-        if let Ok((Name::Gone(path), ..)) = inspect(pid)
+        if let Ok((Name::Gone(path), ..)) = inspect(pid, LINK)
             && is_pseudo(pid)
         {
             add("working directory", path.display().to_string(), OF_REMOVED_KERNEL_OBJECT, CHANGE_IT);
-        }
-        let (theirs, ours) = (procfs::link(format!("/proc/{pid}/root")), procfs::link("/proc/self/root"));
-        if let (Ok(theirs), Ok(ours)) = (theirs, ours)
-            && theirs != ours
-        {
-            let why = "a root directory other than undying's own cannot be restored";
-            add(
-                "root directory",
-                theirs.display().to_string(),
-                why,
-                "if the program called chroot, disable that in its configuration; if it was started in that root, run \
-                undying inside the same root",
-            );
         }
         found
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {
         let pid = capture.pid;
-        let (name, stat, directory) = inspect(pid)?;
+        let (name, stat, directory) = inspect(pid, LINK)?;
         raw.extend_from_slice(&path::to_bytes(name.path()));
         let mut rest = RawMessage { removed: None, identity: Some(Identity::with(&directory, &stat)) };
         if let Name::Gone(path) = &name {
@@ -147,6 +135,11 @@ impl StateKind for Cwd {
             }
             Some(removed) => restore.shared.removed_directories.get(removed)?.as_fd(),
         };
+        // Processes that share the working directory (CLONE_FS) enter it only once. If they also share another root
+        // directory, the path in /proc leads nowhere for the second process.
+        if is_there(restore.stub.pid(), directory)? {
+            return Ok(());
+        }
         let mut path = format!("/proc/{}/fd/{}", std::process::id(), directory.as_raw_fd()).into_bytes();
         path.push(0);
         let outcome =
@@ -157,6 +150,18 @@ impl StateKind for Cwd {
             fix: "create the directory, then restore again".to_owned(),
         })
     }
+}
+
+/// Reports whether the working directory of a process is this directory, reached through the same mount.
+fn is_there(pid: Pid, directory: BorrowedFd<'_>) -> Result<bool> {
+    let wanted = procfs::link(format!("/proc/self/fd/{}", directory.as_raw_fd()))?;
+    if procfs::link(format!("/proc/{pid}/{LINK}"))? != wanted {
+        return Ok(false);
+    }
+    let numbers = |stat: Stat| (stat.st_dev, stat.st_ino);
+    let stat = rustix::fs::fstat(directory).map_err(|errno| Error::new("inspect a directory", errno))?;
+    let (_, now, _) = inspect(pid, LINK)?;
+    Ok(numbers(now) == numbers(stat))
 }
 
 fn decoded(version: u32, payload: &[u8]) -> Result<CwdMessage> {
@@ -186,9 +191,10 @@ fn find(message: &CwdMessage, opener: &Opener) -> Result<OwnedFd> {
     })
 }
 
-/// Returns the name and the stat of the working directory, and an O_PATH descriptor of the directory.
-fn inspect(pid: Pid) -> Result<(Name, Stat, OwnedFd)> {
-    let link = format!("/proc/{pid}/cwd");
+/// Returns the name and the stat of a directory that a link of `/proc/PID` leads to, and an O_PATH descriptor of the
+/// directory.
+pub(super) fn inspect(pid: Pid, link: &str) -> Result<(Name, Stat, OwnedFd)> {
+    let link = format!("/proc/{pid}/{link}");
     let name = procfs::link(&link)?;
     let failed = |errno| Error::path("inspect", &link, errno);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -222,7 +228,7 @@ mod tests {
     #[test]
     fn our_own_directory_is_found() {
         let ourselves = Pid(std::process::id() as i32);
-        let (name, ..) = inspect(ourselves).unwrap();
+        let (name, ..) = inspect(ourselves, LINK).unwrap();
         assert_eq!(name, Name::Live(std::env::current_dir().unwrap().canonicalize().unwrap()));
         assert!(!is_pseudo(ourselves));
     }

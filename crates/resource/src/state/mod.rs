@@ -23,6 +23,7 @@ mod record_locks;
 pub mod remote_calls;
 mod result_cache;
 mod robust_list;
+mod root;
 mod rseq;
 mod scheduling;
 mod seccomp;
@@ -55,6 +56,8 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &thread_name::ThreadName,
     &umask::Umask,
     &cwd::Cwd,
+    // Inside another root directory, a process finds no path of this program.
+    &root::Root,
     &record_locks::RecordLocks,
     &membarrier::Membarrier,
     &prctl::Prctl,

@@ -65,6 +65,7 @@ numbers! {
     PERSONALITY = 135;
     PRCTL = 157;
     ARCH_PRCTL = 158;
+    CHROOT = 161;
     TKILL = 200;
     FUTEX = 202;
     IO_GETEVENTS = 208;
@@ -101,6 +102,7 @@ numbers! {
     OPENAT2 = 437;
     PIDFD_GETFD = 438;
     EPOLL_PWAIT2 = 441;
+    MSEAL = 462;
 }
 
 /// Displays a system call by its name, or by its number if the table does not contain it.
