@@ -261,7 +261,9 @@ mod tests {
     fn a_public_file_of_a_process_outside_the_tree_is_bound_to_this_process() {
         let parent = Pid(std::os::unix::process::parent_id() as i32);
         let file = File::open(format!("/proc/{parent}/status")).unwrap();
-        assert!(Subject::new(&[&file]).obstacles(&ProcFile).is_empty());
+        // No process of the test's subject holds the descriptor.
+        let found = Subject::new(&[&file]).obstacles(&ProcFile);
+        assert!(found.len() == 1 && found[0].why.contains("in flight"), "{found:?}");
         let since = procfs::stat(parent).unwrap().starttime.get();
         let path = |name: &str| format!("/proc/{parent}/{name}").into_bytes();
         check_outside(&path("status"), since).unwrap();
