@@ -63,12 +63,31 @@ pub enum GuardianError {
     /// Row: failed-after-rollback
     #[error("files were rolled back to checkpoint {to}, and then the program was not restored: {source}")]
     AfterRollback { to: Sequence, source: Box<GuardianError> },
-    /// The subject runs or has a guardian, so its files are in use.
-    /// Row: files-in-use
+    /// A guardian protects the subject of the image, so the subject cannot be restored by hand.
+    /// Row: guarded
     #[error(
-        "files of {name} cannot be rolled back while the subject is guarded; nothing was changed\nhelp: end the subject first, or wait until it has ended: `undying status {name}`"
+        "{name} is guarded by another undying process, pid {guardian}, which restores it when it dies; nothing was changed\nhelp: to restore it by hand, end it first: `{end}`; `undying status {name}` shows it"
     )]
-    FilesInUse { name: String },
+    Guarded {
+        name: String,
+        guardian: Pid,
+        /// The command that ends the subject and its guard.
+        end: String,
+    },
+    /// The pid file of a restore cannot be written. The restore was not begun.
+    /// Row: pidfile-refused
+    #[error(
+        "cannot write the pid file {path}: {errno}; nothing was restored\nhelp: name a file in a directory in which this user may create files",
+        path = Escaped(&path.to_string_lossy())
+    )]
+    PidFileRefused { path: PathBuf, errno: sys::Errno },
+    /// The program was restored and runs, and then its pid file could not be written.
+    /// Row: pidfile-lost
+    #[error(
+        "the program runs as pid {root}, but the pid file {path} was not written: {errno}\nhelp: do not restore again; write the pid yourself: echo {root} > {path}",
+        path = Escaped(&path.to_string_lossy())
+    )]
+    PidFileLost { path: PathBuf, root: Pid, errno: sys::Errno },
     /// No rollback has moved a file of this path aside, or the moved file no longer exists.
     /// Row: not-moved-aside
     #[error(

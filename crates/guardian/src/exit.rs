@@ -77,7 +77,8 @@ impl GuardianError {
             Self::KeyNotBuilt { .. } => ExitCode::Missing,
             Self::NotReached { .. }
             | Self::EndNotRecorded { .. }
-            | Self::FilesInUse { .. }
+            | Self::Guarded { .. }
+            | Self::PidFileRefused { .. }
             | Self::FilesChangedSince { .. }
             | Self::OwnTree { .. }
             | Self::KernelThread { .. } => ExitCode::Refused,
@@ -99,6 +100,7 @@ impl GuardianError {
             Self::RestoreStopped { .. } => ExitCode::Failure,
             Self::NameTaken { .. }
             | Self::AfterRollback { .. }
+            | Self::PidFileLost { .. }
             | Self::NotGuarded { .. }
             | Self::NoParent { .. }
             | Self::NotAside { .. }
@@ -139,6 +141,9 @@ fn of_engine(error: &EngineError) -> ExitCode {
         | EngineError::FilesChanged(_)
         | EngineError::ClockBehind { .. }
         | EngineError::NotRestorable(_)
+        | EngineError::PidTaken(_)
+        | EngineError::PidUnreaped { .. }
+        | EngineError::PidOfGroup { .. }
         | EngineError::FilesNotRecorded => ExitCode::Refused,
         EngineError::Permission { .. }
         | EngineError::KernelDiffers(_)
@@ -149,11 +154,8 @@ fn of_engine(error: &EngineError) -> ExitCode {
             ExitCode::Damaged
         }
         EngineError::NoProcess(_)
-        | EngineError::PidTaken(_)
-        | EngineError::PidUnreaped { .. }
         | EngineError::Changed(_)
         | EngineError::NotBuildable(_)
-        | EngineError::PidOfGroup { .. }
         | EngineError::GroupBroken
         | EngineError::Unsteady => ExitCode::Failure,
         EngineError::Freeze(error) => of_freeze(error),
@@ -202,6 +204,7 @@ fn of_store(error: &store::Error) -> ExitCode {
         store::Error::NotFound { .. } => ExitCode::Damaged,
         store::Error::InvalidName { .. } | store::Error::UnknownBackend { .. } => ExitCode::Usage,
         store::Error::Io(error) => of_kernel(error),
+        store::Error::LogBusy(_) => ExitCode::Refused,
         damage if damage.is_damage() => ExitCode::Damaged,
         _ => ExitCode::Failure,
     }
@@ -255,6 +258,8 @@ mod tests {
     fn what_the_subject_holds_is_a_refusal() {
         assert_eq!(of_engine(&EngineError::Refused(Vec::new())), ExitCode::Refused);
         assert_eq!(of_engine(&EngineError::FilesChanged(Vec::new())), ExitCode::Refused);
+        assert_eq!(of_engine(&EngineError::PidTaken(Pid(1))), ExitCode::Refused);
+        assert_eq!(of_store(&store::Error::LogBusy(PathBuf::new())), ExitCode::Refused);
         let traced = FreezeError::Traced { pid: Pid(1), tracer: Pid(2) };
         assert_eq!(of_engine(&EngineError::Freeze(traced)), ExitCode::Refused);
         let unsupported = ResourceError::Unsupported {
@@ -305,7 +310,6 @@ mod tests {
     #[test]
     fn everything_else_is_a_failure_of_ours() {
         assert_eq!(of_engine(&EngineError::NoProcess(Pid(1))), ExitCode::Failure);
-        assert_eq!(of_engine(&EngineError::PidTaken(Pid(1))), ExitCode::Failure);
         assert_eq!(of_engine(&EngineError::Changed(String::new())), ExitCode::Failure);
         assert_eq!(of_engine(&EngineError::NotBuildable(String::new())), ExitCode::Failure);
         assert_eq!(of_store(&store::Error::Full(kernel(Errno::ENOSPC))), ExitCode::Failure);

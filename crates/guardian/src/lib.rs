@@ -25,6 +25,7 @@ mod journal;
 mod location;
 mod once;
 mod own_lines;
+mod pidfile;
 mod record;
 mod run;
 mod signals;

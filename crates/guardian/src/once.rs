@@ -6,7 +6,6 @@
 //! Does not: restart a tree; `run` does.
 
 use std::cell::OnceCell;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -25,10 +24,11 @@ use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::inspection::{require_features, require_restorable};
 use crate::location::StoreLocation;
+use crate::pidfile::PidFile;
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
 use crate::subject::Subject;
-use crate::undoing::{Going, Planned, RestoredFiles, checkpoint_of_files};
+use crate::undoing::{Going, Planned, RestoredFiles, checkpoint_of_files, claim_of};
 
 /// The request of `checkpoint`.
 #[derive(Clone, Debug)]
@@ -138,11 +138,12 @@ pub struct Resumed {
 ///
 /// # Errors
 ///
-/// The reason why the image could not be restored. If the tree runs already, an error means that the pid file was not
-/// written, or that the tree cannot be watched.
+/// The reason why the image could not be restored. If the tree runs already, an error is `PidFileLost`, or means that the
+/// tree cannot be watched.
 pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) -> Result<Resumed> {
     let streams = Streams::inherited()?;
     require_features()?;
+    let claim = claim_of(&request.store, &request.image)?;
     let of_files = checkpoint_of_files(&request.store, &request.image, request.files)?
         .map(|(image, event)| (RestoreRequest { image, ..request.clone() }, event));
     let request = of_files.as_ref().map_or(request, |(request, event)| {
@@ -150,6 +151,7 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
         request
     });
     let reader = request.store.read(&request.image)?;
+    let mut pidfile = request.pidfile.as_deref().map(PidFile::prepare).transpose()?;
     // Signals are blocked before a process is created. Otherwise a signal could end this process before this process
     // takes care of the tree.
     let signals = if request.detach { None } else { Some(Signals::take()?) };
@@ -182,8 +184,8 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
             on_event(&RunEvent::FilesNotRolledBack { is_compared });
         }
         parts.take().iter().for_each(|part| on_event(&RunEvent::moved_aside(part)));
-        if let Some(pidfile) = &request.pidfile {
-            written = write_pid(pidfile, restored.root);
+        if let Some(pidfile) = pidfile.take() {
+            written = pidfile.write(restored.root);
         }
     };
     let outcome = if request.lazy {
@@ -192,7 +194,7 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
         engine::restore(reader, options).inspect(running)
     };
     let restored = outcome.map_err(|error| failed(going.as_ref(), done.get().is_some(), error))?;
-    drop(going);
+    drop((going, claim));
     written?;
     if signals.is_none() {
         foreground.left_to_the_shell();
@@ -256,44 +258,12 @@ pub(crate) fn hand_on(request: Request, subject: &Subject) -> Result<()> {
         Request::Child => Ok(()),
         Request::PassOn(signal) => subject.signal(signal),
         Request::End { from_terminal, .. } if has_it(from_terminal) => Ok(()),
-        Request::End { signal, .. } => subject.signal(signal),
+        Request::End { signal, .. } => subject.ask_to_end(signal),
         Request::Stop { from_terminal, .. } if has_it(from_terminal) => signals::stop_ourselves(),
         Request::Stop { signal, .. } => {
             subject.signal(signal)?;
             signals::stop_ourselves()?;
             subject.signal(CONT)
         }
-    }
-}
-
-/// Writes a pid file. A reader never sees a partial file.
-fn write_pid(path: &Path, pid: Pid) -> Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    let temporary = PathBuf::from(name);
-    let failed = |error: std::io::Error| Error::path("write", path, error);
-    // An existing file of this name may be a link that another user has made to any file of ours.
-    match std::fs::remove_file(&temporary) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error).into()),
-        _ => {}
-    }
-    let mut file = std::fs::File::create_new(&temporary).map_err(failed)?;
-    writeln!(file, "{pid}").map_err(failed)?;
-    Ok(std::fs::rename(&temporary, path).map_err(failed)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pid_file_is_not_written_through_a_link() {
-        let folder = tempfile::tempdir().unwrap();
-        let (path, precious) = (folder.path().join("pid"), folder.path().join("precious"));
-        std::fs::write(&precious, "precious").unwrap();
-        std::os::unix::fs::symlink(&precious, folder.path().join("pid.new")).unwrap();
-        write_pid(&path, Pid(7)).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "7\n");
-        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
     }
 }

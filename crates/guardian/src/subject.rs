@@ -14,9 +14,10 @@ use rustix::process::{WaitId, WaitIdOptions};
 use supervise::SubjectStatus;
 use sys::clock::Deadline;
 use sys::{Error, pidfd};
-use tracee::procfs;
+use tracee::{procfs, tree};
 
 use crate::error::Result;
+use crate::signals::CONT;
 
 /// Time limit for the parent of an adopted subject to reap the root. Some init programs reap only every one or two
 /// seconds.
@@ -108,6 +109,18 @@ impl Subject {
         }
     }
 
+    /// Sends a signal that asks the process to end. Also continues the stopped processes of the tree, because a stopped
+    /// process receives no signal except SIGKILL and SIGCONT.
+    pub(crate) fn ask_to_end(&self, signal: Signal) -> Result<()> {
+        self.signal(signal)?;
+        let tree = tree::descendants(self.key.pid).unwrap_or_else(|_| vec![self.key.pid]);
+        for pid in tree.into_iter().filter(|pid| is_stopped(*pid)) {
+            // A process that has ended meanwhile needs no signal.
+            let _ = sys::signal::send(pid, CONT);
+        }
+        Ok(())
+    }
+
     /// Reaps a dead child. Does nothing for any other process, because only its parent can reap it.
     pub(crate) fn reap(&self) {
         if self.is_child {
@@ -139,6 +152,11 @@ impl Subject {
             .map_err(|errno| Error::process("poll the pidfd of", self.key.pid, errno))?;
         Ok(ready > 0)
     }
+}
+
+/// Reports whether a process is stopped. The state of a stopped process is `t` while a checkpoint of it is taken.
+fn is_stopped(pid: Pid) -> bool {
+    procfs::stat(pid).is_ok_and(|stat| matches!(stat.state, 'T' | 't'))
 }
 
 fn status_of(status: &rustix::process::WaitIdStatus) -> SubjectStatus {

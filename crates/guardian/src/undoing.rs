@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use engine::{BeforeRun, Covered, FileRecord, Rollback};
-use model::Sequence;
+use model::{Pid, Sequence};
 use serde::Serialize;
 use store::{Store, SubjectName};
 use sys::Error;
@@ -26,8 +26,9 @@ use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::location::StoreLocation;
+use crate::record::Record;
 use crate::run::{Claim, UNDO_DIRECTORY, remove_log};
-use crate::{own_lines, streams};
+use crate::{own_lines, streams, system};
 
 /// What `restore` does with files that have changed since the checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -69,8 +70,6 @@ pub(crate) struct Going {
     to: Sequence,
     /// How files are rolled back. `None` if files are not rolled back.
     conflicts: Option<Conflicts>,
-    /// Prevents that a guardian of this subject starts before the restored process tree runs.
-    _claim: Claim,
 }
 
 /// A rollback that was checked and can begin.
@@ -91,8 +90,8 @@ impl Going {
     /// # Errors
     ///
     /// `NotReached` or `EndNotRecorded` if a rollback is impossible and the policy `files` does not permit a restore
-    /// without a rollback. `FilesInUse` if the subject is guarded. An error is also returned if a pid of the image is
-    /// not free. In each case, nothing was changed.
+    /// without a rollback. An error is also returned if a pid of the image is not free. In each case, nothing was
+    /// changed. The caller holds the claim of the subject, see [`claim_of`].
     pub(crate) fn decide(
         location: &StoreLocation,
         image: &str,
@@ -110,14 +109,6 @@ impl Going {
             let why = || not_reached("the subject has no undo log".to_owned());
             return if is_optional { Ok(None) } else { Err(why()) };
         }
-        let claim = match Claim::named(&store, &name) {
-            Err(GuardianError::NameTaken { name, .. }) => {
-                // If the program runs, its pids are the reason that an operator expects.
-                engine::check_pids(reader)?;
-                return Err(GuardianError::FilesInUse { name });
-            }
-            claim => claim?,
-        };
         let to = reader.commit().sequence;
         let conflicts = match files {
             RestoredFiles::Keep | RestoredFiles::Refuse => None,
@@ -138,7 +129,7 @@ impl Going {
             }
         }
         engine::check_pids(reader)?;
-        Ok(Some(Self { directory, to, conflicts, _claim: claim }))
+        Ok(Some(Self { directory, to, conflicts }))
     }
 
     /// Checks the rollback. `recorded` returns the files in the image. `parts` receives messages of
@@ -191,6 +182,30 @@ impl Going {
     /// Returns the checkpoint that is restored.
     pub(crate) fn to(&self) -> Sequence {
         self.to
+    }
+}
+
+/// Claims the subject of an image, so that no guardian of this subject starts before the restored process tree runs.
+/// Returns `None` for an image outside a store, and for a subject that was never guarded.
+///
+/// # Errors
+///
+/// `Guarded` if a guardian protects the subject.
+pub(crate) fn claim_of(location: &StoreLocation, image: &str) -> Result<Option<Claim>> {
+    let Some((store, name)) = location.subject_of(image)? else { return Ok(None) };
+    match Claim::existing(&store, &name) {
+        Err(GuardianError::NameTaken { name: taken, .. }) => {
+            let record = Record::read(&store.root().join(name.as_str()))?;
+            let guardian = record.map_or(Pid(0), |record| record.guardian.key().pid);
+            let is_component = system::components(&store)?.iter().any(|one| one.name == taken);
+            let end = if is_component {
+                format!("undying --store {} stop {taken}", store.root().display())
+            } else {
+                format!("kill {guardian}")
+            };
+            Err(GuardianError::Guarded { name: taken, guardian, end })
+        }
+        claim => claim,
     }
 }
 

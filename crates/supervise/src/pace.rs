@@ -187,14 +187,18 @@ impl Pace {
         self.next = Some(now + self.retry);
     }
 
-    /// Returns the recent rate of committed checkpoints, per second.
+    /// Returns the recent rate of committed checkpoints, per second. The rate is at most the requested rate: additional
+    /// checkpoints that the program has requested, and commits that arrive together, do not raise it.
     pub(crate) fn achieved_hz(&self) -> f64 {
-        match (self.commits.front(), self.commits.back()) {
-            (Some(first), Some(last)) if last > first => {
-                (self.commits.len() - 1) as f64 / last.duration_since(*first).as_secs_f64()
-            }
-            _ => 0.0,
+        let (Some(every), Some(first), Some(last)) = (self.every, self.commits.front(), self.commits.back())
+        else {
+            return 0.0;
+        };
+        if last <= first {
+            return 0.0;
         }
+        let rate = (self.commits.len() - 1) as f64 / last.duration_since(*first).as_secs_f64();
+        rate.min(1.0 / every.as_secs_f64())
     }
 
     /// Returns percentiles of the recent pauses.
@@ -348,6 +352,11 @@ mod tests {
             pace.committed(now);
         }
         assert!((pace.achieved_hz() - 10.0).abs() < 1e-6);
+        // The commit of a checkpoint that was in flight arrives with the commit of the next checkpoint.
+        pace.begin(start);
+        pace.committed(start);
+        pace.committed(start + EVERY / 13);
+        assert!(pace.achieved_hz() <= 10.0, "{}", pace.achieved_hz());
         let pauses = pace.pauses();
         assert_eq!(pauses.max, Duration::from_micros(200));
         assert_eq!(pauses.p50, Duration::from_micros(100));

@@ -56,6 +56,10 @@ impl Errno {
     pub const ENOSYS: Self = Self(libc::ENOSYS);
     /// The kernel does not accept an argument.
     pub const EINVAL: Self = Self(libc::EINVAL);
+    /// The file system is mounted read-only.
+    pub const EROFS: Self = Self(libc::EROFS);
+    /// The path leads to a directory.
+    pub const EISDIR: Self = Self(libc::EISDIR);
     /// The object already exists.
     pub const EEXIST: Self = Self(libc::EEXIST);
     /// The object does not exist.

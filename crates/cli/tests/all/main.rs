@@ -25,6 +25,7 @@ mod orders;
 mod packaging;
 mod planted;
 mod policies;
+mod refusals;
 mod reload;
 mod requests;
 mod rewind;

@@ -245,3 +245,47 @@ fn no_process_of_a_dead_tree_acts_on_the_end_of_another() {
     ProcessId::of(Pid(guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
     wait(&mut guardian);
 }
+
+#[test]
+fn the_children_of_a_killed_root_have_not_left_its_tree() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let script = "for number in 1 2 3 4 5 6 7 8; do sleep 600 & done; until [ -e stop ]; do sleep 0.02; done";
+    let guarded = Guarded::run(&lab, &["--every", "10ms", "--max-restarts", "999/1m"], script);
+    for _ in 0..testkit::rounds(12, 200) {
+        guarded.await_checkpoints(1);
+        guarded.kill();
+    }
+    let events = lab.say(["events", "job"]).stdout;
+    assert!(!events.contains("has left the program's tree"), "{events}");
+    let mut guardian = guarded.guardian;
+    ProcessId::of(Pid(guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
+    wait(&mut guardian);
+}
+
+/// A stopped process receives no SIGTERM before it is continued.
+#[test]
+fn a_stopped_program_ends_when_it_is_asked_to() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &[], "exec sleep 600");
+    guarded.await_checkpoints(1);
+    let root = guarded.root();
+    root.signal(Signal::STOP).unwrap();
+    guarded.await_checkpoints(2);
+    let mut guardian = guarded.guardian;
+    ProcessId::of(Pid(guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
+    assert_eq!(wait(&mut guardian).code(), Some(143));
+    // The checkpoints contain the stopped program.
+    let pidfile = lab.path("pid");
+    let words = ["restore", "job", "--files", "keep", "--pidfile", pidfile.to_str().unwrap()];
+    let mut parent = lab.undying(words).spawn().unwrap();
+    until("the restored program", || pidfile.exists().then_some(()));
+    until("the stop", || root.is_stopped().then_some(()));
+    ProcessId::of(Pid(parent.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
+    assert_eq!(wait(&mut parent).code(), Some(143));
+}

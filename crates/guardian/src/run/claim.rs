@@ -11,8 +11,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use store::{Store, SubjectName, trust};
-use sys::Error;
 use sys::file_lock::ExclusiveLock;
+use sys::{Errno, Error};
 
 use crate::error::{GuardianError, Result};
 use crate::record::Record;
@@ -48,6 +48,18 @@ impl Claim {
                 .map_or(String::new(), |record| format!(" (pid {})", record.guardian.pid));
             GuardianError::NameTaken { name: name.to_string(), by }
         })
+    }
+
+    /// Claims exactly this name, if a guardian has used it before. Creates nothing. On a read-only file system, no
+    /// guardian can run, and nothing is claimed.
+    pub(crate) fn existing(store: &Store, name: &SubjectName) -> Result<Option<Self>> {
+        if !store.root().join(name.as_str()).join(LOCK_FILE).exists() {
+            return Ok(None);
+        }
+        match Self::named(store, name) {
+            Err(GuardianError::Store(store::Error::Io(error))) if error.errno == Errno::EROFS => Ok(None),
+            claim => claim.map(Some),
+        }
     }
 
     /// Claims a name derived from a program: `job`, or `job-2` and so on if other guardians hold the earlier names.

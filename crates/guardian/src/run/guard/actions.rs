@@ -51,7 +51,7 @@ impl Guard {
             Action::Take(sequence) => return Ok(self.take(sequence)),
             Action::OpenLog => self.taking.tracer.open_again(),
             Action::KillRoot => self.rebuild.subject.signal(KILL)?,
-            Action::Signal(signal) => self.rebuild.subject.signal(signal)?,
+            Action::Signal(signal) => self.rebuild.subject.ask_to_end(signal)?,
             Action::Late(reason, rounds) => self.hold_back(reason, rounds),
             Action::Report(notice) => self.report_notice(notice),
             Action::Clear => self.clear(),
