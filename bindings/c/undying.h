@@ -16,7 +16,9 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -100,6 +102,28 @@ static inline int undying_hold(void)
 static inline int undying_release(void)
 {
 	return (int)undying_ask("release");
+}
+
+/* The generation of this program: a counter that each restore increments, and random bytes that are new after each
+ * restore. Two restores of one checkpoint have the same counter and different random bytes. */
+struct undying_generation {
+	volatile unsigned long long counter;
+	volatile unsigned char random[16];
+};
+
+/* Creates and maps a memory file, which undying recognises by its name. Needs no guardian, and makes no request. Call
+ * this once, and keep the pointer: children of the process may use it too. Returns NULL and sets errno on failure. */
+static inline const struct undying_generation *undying_map_generation(void)
+{
+	int own = (int)syscall(SYS_memfd_create, "undying-generation", 1 /* MFD_CLOEXEC */);
+	void *found = MAP_FAILED;
+
+	if (own < 0)
+		return NULL;
+	if (ftruncate(own, (off_t)sizeof(struct undying_generation)) == 0)
+		found = mmap(NULL, sizeof(struct undying_generation), PROT_READ, MAP_SHARED, own, 0);
+	close(own);
+	return found == MAP_FAILED ? NULL : (const struct undying_generation *)found;
 }
 
 #ifdef __cplusplus

@@ -8,19 +8,28 @@
         with undying.hold():            # no checkpoint is taken in this block
             ...
 
+    before = undying.generation()
+    ...
+    if undying.generation() != before:  # the program was restored in between, perhaps a second time from one checkpoint
+        random.seed()
+
 A request is repeated once a second until its reply arrives. Therefore, a request can succeed even if the program is
 restored or gets a new guardian in the meantime. If the guardian no longer exists, a request raises
 ConnectionRefusedError.
 """
 
 import contextlib
+import mmap
 import os
 import socket
+import sys
 
-__all__ = ["NotGuarded", "Refused", "checkpoint", "hold", "is_guarded", "ready"]
+__all__ = ["NotGuarded", "Refused", "checkpoint", "generation", "hold", "is_guarded", "ready"]
 
 _VARIABLE = "UNDYING_SOCKET"
 _PATIENCE_S = 1.0
+_GENERATION_BYTES = 24
+_generation = None
 
 
 class NotGuarded(RuntimeError):
@@ -62,6 +71,20 @@ def hold():
         yield
     finally:
         _ask("release")
+
+
+def generation():
+    """Returns a number that each restore of this program increments. Needs no guardian, and makes no request.
+
+    The first call creates a memory file, which `undying` recognises by its name. Each call reads one word of memory.
+    """
+    global _generation
+    if _generation is None:
+        own = os.memfd_create("undying-generation")
+        os.ftruncate(own, _GENERATION_BYTES)
+        _generation = mmap.mmap(own, _GENERATION_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+        os.close(own)
+    return int.from_bytes(_generation[:8], sys.byteorder)
 
 
 def _ask(word):

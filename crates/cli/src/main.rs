@@ -6,6 +6,7 @@
 //! Does not: contain logic. No code runs before the verb (subcommand) is known, so that a small checkpoint stays fast.
 #![forbid(unsafe_code)]
 
+mod above;
 mod failure;
 mod journald;
 mod metrics;

@@ -108,7 +108,7 @@ impl Message {
 
     fn print(&self, said: &mut Option<Said>) {
         let text = self.whole("undying: ");
-        let Some(said) = said else { return print::say(format_args!("{text}")) };
+        let Some(said) = said else { return print::say_beside_program(&text) };
         if self.follows_cut {
             said.write_cut();
         }

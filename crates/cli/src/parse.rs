@@ -3,6 +3,7 @@
 //! Owns: the forms of pids, images, names, durations and rates on the command line.
 //! Does not: check that the named objects exist.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -62,6 +63,29 @@ pub(crate) fn name(id: &'static str, help: &'static str) -> Arg {
 /// Returns the name from the command line.
 pub(crate) fn given(matches: &ArgMatches, id: &str) -> String {
     matches.get_one::<String>(id).cloned().unwrap_or_default()
+}
+
+const ON_RESTORE: &str = "Run a shell command after each restore, before the program goes on";
+
+const ON_RESTORE_LONG: &str = "\
+Run a shell command (sh -c) after each restore, before the program goes on.
+The environment has UNDYING_NAME (the subject), UNDYING_IMAGE (NAME@SEQ, or the directory of the image), UNDYING_SEQ and \
+UNDYING_PID (the root process, which is stopped). A command that fails, or takes more than 60 s, is reported, and the \
+program goes on";
+
+/// The option `--on-restore`.
+pub(crate) fn on_restore() -> Arg {
+    Arg::new("on-restore")
+        .long("on-restore")
+        .value_name("CMD")
+        .value_parser(value_parser!(OsString))
+        .help(ON_RESTORE)
+        .long_help(ON_RESTORE_LONG)
+}
+
+/// Returns the value of `--on-restore`.
+pub(crate) fn given_on_restore(matches: &ArgMatches) -> Option<OsString> {
+    matches.get_one::<OsString>("on-restore").cloned()
 }
 
 /// Defines `--lose-connections`.

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use model::{Escaped, EscapedLines};
 
+use crate::above;
+
 /// Formats a duration with about three digits: `843 µs`, `12.3 ms`, `4.56 s`.
 pub(crate) fn duration(duration: Duration) -> String {
     let microseconds = duration.as_secs_f64() * 1e6;
@@ -33,6 +35,12 @@ pub(crate) fn bytes(bytes: u64) -> String {
 pub(crate) fn say(what: std::fmt::Arguments<'_>) {
     // Standard error has no buffer. A single write prevents a mix with the lines of another program.
     let _ = std::io::stderr().write_all(message(&what.to_string()).as_bytes());
+}
+
+/// Prints a message like [`say`]. On a terminal, the message is above the line of the cursor, which a program uses at the
+/// same time.
+pub(crate) fn say_beside_program(text: &str) {
+    let _ = std::io::stderr().write_all(above::shown(message(text)).as_bytes());
 }
 
 /// Returns the line, or the lines, that [`say`] prints.

@@ -13,6 +13,7 @@ use serde::Serialize;
 use sys::clone::WantedPid;
 use sys::features::{self, Feature, FeatureEntry, Need};
 
+use crate::advice;
 use crate::ancestry;
 use crate::error::{GuardianError, Result};
 use crate::exit::ExitCode;
@@ -224,7 +225,8 @@ impl DoctorCheck {
     /// a feature that does not work.
     fn of(name: &str, found: std::result::Result<String, (CheckState, String, &str)>) -> Self {
         let (state, detail, fix) = found.map_or_else(|lack| lack, |detail| (CheckState::Ok, detail, ""));
-        Self { name: name.to_owned(), state, detail, fix: fix.to_owned() }
+        let fix = advice::unmet(fix, &rustix::system::uname().release().to_string_lossy());
+        Self { name: name.to_owned(), state, detail, fix }
     }
 }
 

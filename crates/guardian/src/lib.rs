@@ -10,6 +10,7 @@
 //! backend.
 #![forbid(unsafe_code)]
 
+mod advice;
 mod ancestry;
 mod aside;
 mod error;
@@ -23,6 +24,7 @@ mod images;
 mod inspection;
 mod journal;
 mod location;
+mod on_restore;
 mod once;
 mod own_lines;
 mod pidfile;
@@ -39,6 +41,7 @@ mod undoing;
 
 pub use engine::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, PidPolicy, Preference, Tuning};
 pub use error::{Found, GuardianError, Result};
+pub use event::kind::EventKind;
 pub use event::severity::Severity;
 pub use event::wording::{headline, one_line};
 pub use event::{CheckpointEvent, PhaseTimes, RunEvent};

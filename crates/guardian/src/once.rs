@@ -6,11 +6,14 @@
 //! Does not: restart a tree; `run` does.
 
 use std::cell::OnceCell;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use engine::{CheckpointOptions, Covered, FilePolicy, Files, PidPolicy, RestoreOptions, Restored, Rollback};
+use engine::{
+    BeforeRun, CheckpointOptions, Covered, FilePolicy, Files, PidPolicy, RestoreOptions, Restored, Rollback,
+};
 use model::{ByteCount, PageCount, Pid, Sequence};
 use rustix::event::{PollFd, PollFlags, poll};
 use store::{Codec, ImageWriter, WriteOptions};
@@ -24,6 +27,7 @@ use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::inspection::{require_features, require_restorable};
 use crate::location::StoreLocation;
+use crate::on_restore::{self, Described, SignalSets};
 use crate::pidfile::PidFile;
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
@@ -117,6 +121,8 @@ pub struct RestoreRequest {
     pub detach: bool,
     /// A file to which the pid of the root is written.
     pub pidfile: Option<PathBuf>,
+    /// A shell command that runs before the restored program goes on.
+    pub on_restore: Option<OsString>,
 }
 
 /// The result of a restore.
@@ -159,14 +165,14 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
     let parts = request.store.parts_of(&request.image)?;
     let going = Going::decide(&request.store, &request.image, request.files)?;
     let (rollback, covered, done) = plan_rollback(request, going.as_ref(), &parts)?;
-    let policy = if request.files == RestoredFiles::Keep { FilePolicy::Keep } else { FilePolicy::Compare };
+    let failure: Rc<OnceCell<String>> = Rc::default();
     let options = RestoreOptions {
         pid: request.numbers,
         inherited: streams.duplicates()?,
         held: Vec::new(),
         kept: engine::Kept::default(),
         mapped: Vec::new(),
-        files: Files { policy, aside: Some(parts.keeping()), covered, rollback, ..Files::default() },
+        files: files_of(request, &parts, covered, rollback),
         connections_lost: request.lose_connections,
         // With `detach`, the program does not get the terminal, because the program outlives this process and would
         // keep the terminal.
@@ -174,7 +180,7 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
         watch: None,
         late_timers: request.late_timers,
         continues: false,
-        before_run: going.as_ref().map(Going::before_run),
+        before_run: Some(before_run(request, going.as_ref(), signals.as_ref(), &failure)?),
     };
     let mut written = Ok(());
     let mut running = |restored: &Restored| {
@@ -184,6 +190,9 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
             on_event(&RunEvent::FilesNotRolledBack { is_compared });
         }
         parts.take().iter().for_each(|part| on_event(&RunEvent::moved_aside(part)));
+        if let Some(reason) = failure.get() {
+            on_event(&RunEvent::OnRestoreFailed { reason: reason.clone() });
+        }
         if let Some(pidfile) = pidfile.take() {
             written = pidfile.write(restored.root);
         }
@@ -220,6 +229,42 @@ fn plan_rollback(
         Some(Planned { covered, rollback, done }) => Ok((Some(rollback), covered, done)),
         None => Ok((None, Covered::Nothing, Rc::default())),
     }
+}
+
+/// Returns how the restore treats files that the program has changed.
+fn files_of(request: &RestoreRequest, parts: &Parts, covered: Covered, rollback: Option<Rollback>) -> Files {
+    let keeps = request.files == RestoredFiles::Keep;
+    let policy = if keeps { FilePolicy::Keep } else { FilePolicy::Compare };
+    Files { policy, aside: Some(parts.keeping()), covered, rollback, ..Files::default() }
+}
+
+/// Returns the steps directly before the program runs: the record in the undo log, and the command of `--on-restore`. The
+/// reason for a failure of the command is written to `failure`.
+fn before_run(
+    request: &RestoreRequest,
+    going: Option<&Going>,
+    signals: Option<&Signals>,
+    failure: &Rc<OnceCell<String>>,
+) -> Result<BeforeRun> {
+    let record = going.map(Going::before_run);
+    let sequence = request.store.read(&request.image)?.commit().sequence;
+    let name = request.store.subject_of(&request.image)?.map(|(_, name)| name.to_string());
+    let image = name.as_ref().map_or_else(|| request.image.clone(), |name| format!("{name}@{sequence}"));
+    let described = Described { name: name.unwrap_or_default(), image, sequence };
+    let sets = signals.map_or_else(SignalSets::default, |signals| SignalSets {
+        blocked: signals.blocked_before,
+        defaults: signals.defaults,
+    });
+    let (command, failure) = (request.on_restore.clone(), Rc::clone(failure));
+    Ok(BeforeRun::new(move |root| {
+        record.map_or(Ok(()), |record| record())?;
+        let run = |script| on_restore::run(&script, (&described, root), sets, |create| create());
+        if let Some(reason) = command.and_then(run) {
+            // The cell is empty, because the step is called at most once.
+            let _ = failure.set(reason);
+        }
+        Ok(())
+    }))
 }
 
 /// Returns the error of a failed restore. If files were rolled back before, the error states this.

@@ -14,7 +14,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use engine::{BeforeRun, Covered, FileRecord, Rollback};
+use engine::{Covered, FileRecord, Rollback};
 use model::{Pid, Sequence};
 use serde::Serialize;
 use store::{Store, SubjectName};
@@ -169,14 +169,14 @@ impl Going {
     }
 
     /// Returns the step that records in the undo log that the program runs without a watch.
-    pub(crate) fn before_run(&self) -> BeforeRun {
+    pub(crate) fn before_run(&self) -> impl FnOnce() -> std::result::Result<(), UndoError> + 'static {
         let (directory, to) = (self.directory.clone(), self.to);
-        BeforeRun::new(move || {
+        move || {
             let why = format!(
                 "checkpoint {to} was restored by `undying restore`, and the program has run without being watched"
             );
             back::give_up(&directory, &why)
-        })
+        }
     }
 
     /// Returns the checkpoint that is restored.

@@ -1,4 +1,4 @@
-//! The command `undying events [NAME] [-f] [--json] [--trace FILE]`: prints recorded events.
+//! The command `undying events [NAME] [-f] [--only KINDS] [--json] [--trace FILE]`: prints recorded events.
 //!
 //! Owns: events as lines of text and as JSON, and the file of a trace.
 //! Does not: interpret events.
@@ -7,8 +7,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use guardian::{EventRow, History};
+use guardian::{EventKind, EventRow, History};
 
 use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
@@ -39,6 +40,16 @@ impl Verb for Events {
                     .help("Also print later events"),
             )
             .arg(
+                Arg::new("only")
+                    .long("only")
+                    .value_name("KINDS")
+                    .value_delimiter(',')
+                    .value_parser(PossibleValuesParser::new(
+                        EventKind::ALL.map(|(kind, about)| PossibleValue::new(kind.name()).help(about)),
+                    ))
+                    .help("Print only events of these kinds, like deaths,restores"),
+            )
+            .arg(
                 Arg::new("trace")
                     .long("trace")
                     .value_name("FILE")
@@ -51,16 +62,20 @@ impl Verb for Events {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         let name = matches.get_one::<String>("NAME").map(String::as_str);
+        let only: Vec<&String> = matches.get_many("only").into_iter().flatten().collect();
+        let is_wanted =
+            |row: &EventRow| only.is_empty() || only.iter().any(|kind| *kind == row.what.kind().name());
         let mut history = History::open(&parse::given_store(matches)?, name)?;
         if let Some(path) = matches.get_one::<PathBuf>("trace") {
-            let rows = history.read()?;
+            let mut rows = history.read()?;
+            rows.retain(is_wanted);
             guardian::write_trace(path, &rows)?;
             print::say(format_args!("{} events written to {}", rows.len(), path.display()));
             return Ok(report_left_out(&history.take_failed()));
         }
         loop {
-            for row in history.read()? {
-                tell(&row, matches.get_flag("json"))?;
+            for row in history.read()?.iter().filter(|row| is_wanted(row)) {
+                tell(row, matches.get_flag("json"))?;
             }
             let code = report_left_out(&history.take_failed());
             if !matches.get_flag("follow") {

@@ -1,5 +1,5 @@
 //! The command `undying restore IMAGE [--files rewind|refuse|keep|force] [--lazy] [--detach] [--lose-connections]
-//! [--late-timers] [--pidfile F] [--pid auto|same]`: restores a program from an image.
+//! [--late-timers] [--on-restore CMD] [--pidfile F] [--pid auto|same]`: restores a program from an image.
 //!
 //! Owns: the arguments of the command, and its message.
 //! Does not: restore a process tree; `guardian` does.
@@ -81,6 +81,7 @@ impl Verb for Restore {
                     .long_help(LAZY_HELP),
             )
             .arg(parse::lose_connections())
+            .arg(parse::on_restore())
             .arg(
                 Arg::new("late-timers")
                     .long("late-timers")
@@ -131,6 +132,7 @@ impl Verb for Restore {
             lose_connections: matches.get_flag("lose-connections"),
             detach: matches.get_flag("detach"),
             pidfile: matches.get_one::<PathBuf>("pidfile").cloned(),
+            on_restore: parse::given_on_restore(matches),
         };
         let mut narrator = Narrator::default();
         let mut tell = |event: &RunEvent| narrator.tell(None, event);

@@ -9,8 +9,8 @@ use std::num::{NonZeroU32, NonZeroU64};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use guardian::{
-    ChangedFiles, CostMax, Guarded, Preference, RestartLimit, RestartPolicy, RunRequest, SizeLimit, Success,
-    Tuning,
+    ChangedFiles, CostMax, Guarded, Launch, Preference, RestartLimit, RestartPolicy, RunRequest, SizeLimit,
+    Success, Tuning,
 };
 use model::Pid;
 
@@ -66,6 +66,7 @@ impl Verb for Run {
             )
             .arg(option("tracker", "T", TRACKER).default_value(guardian::TRACKER_DEFAULT))
             .arg(parse::lose_connections())
+            .arg(parse::on_restore())
             .arg(
                 option("output", "WHEN", OUTPUT)
                     .long_help(OUTPUT_LONG)
@@ -333,6 +334,7 @@ fn request(matches: &ArgMatches) -> Result<RunRequest, Failure> {
         name: matches.get_one::<String>("name").cloned(),
         every,
         await_ready: matches.get_flag("await-ready"),
+        launch: Launch { on_restore: parse::given_on_restore(matches), ..Launch::default() },
         lose_connections: matches.get_flag("lose-connections"),
         holds_output: matches.get_one::<String>("output").is_some_and(|when| when == "committed"),
         keep: matches.get_one::<u32>("keep").map_or(guardian::KEEP_DEFAULT, |keep| *keep as usize),

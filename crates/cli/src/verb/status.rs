@@ -1,7 +1,8 @@
 //! The commands `undying status [NAME] [--json]` and `undying status --graph`: show the state of subjects (protected
 //! process trees).
 //!
-//! Owns: the table of subjects, and the messages about each subject.
+//! Owns: the table of subjects, and the lines about each subject.
+//! Invariants: the whole answer is on standard output. Standard error has only the errors of subjects that cannot be read.
 //! Does not: read the state of subjects; `guardian` does.
 
 use std::time::Duration;
@@ -68,188 +69,197 @@ impl Verb for Status {
         shown::tell_unprotected(&found.rows)?;
         for subject in &found.rows {
             if let Some(fresh) = &subject.facts.fresh {
-                print::say(format_args!(
+                say(format_args!(
                     "{}: started from its beginning at {}: {}",
                     subject.facts.name,
                     fresh.time,
                     guardian::one_line(&fresh.reason)
-                ));
+                ))?;
             }
-            tell_component(subject);
-            tell_slices(subject);
-            tell_costs(subject);
-            tell_stored(subject);
-            tell_connections(subject);
-            tell_files(subject);
-            tell_outlook(subject);
+            tell_component(subject)?;
+            tell_slices(subject)?;
+            tell_costs(subject)?;
+            tell_stored(subject)?;
+            tell_connections(subject)?;
+            tell_files(subject)?;
+            tell_outlook(subject)?;
             let names_files = subject.state.is_watched() && !subject.facts.files.is_empty();
             if names_files && subject.facts.files.policy != ChangedFiles::Keep {
-                print::say(format_args!("{}: {}", subject.facts.name, subject.facts.files));
+                say(format_args!("{}: {}", subject.facts.name, subject.facts.files))?;
             }
             let is_new = |told: &&RefusalReport| !subject.is_unprotected_because(&told.reason);
             for slow in subject.facts.held_back.iter().filter(is_new) {
-                print::say(format_args!(
+                say(format_args!(
                     "{}: {} checkpoints were taken late: {}",
                     subject.facts.name, slow.count, slow.reason
-                ));
+                ))?;
             }
             for refusal in subject.facts.refusals.iter().filter(is_new) {
                 let reason = guardian::headline(&refusal.reason);
-                print::say(format_args!(
+                say(format_args!(
                     "{}: {} checkpoints were not taken: {reason}",
                     subject.facts.name, refusal.count
-                ));
+                ))?;
             }
         }
         Ok(report_left_out(&found.failed))
     }
 }
 
+/// Prints a part of the answer about a subject.
+fn say(what: std::fmt::Arguments<'_>) -> std::io::Result<()> {
+    print::lines(&what.to_string())
+}
+
 /// Reports that stops last longer than requested, and that the last checkpoint needed several stops.
-fn tell_slices(subject: &SubjectReport) {
+fn tell_slices(subject: &SubjectReport) -> std::io::Result<()> {
     let (name, slices) = (&subject.facts.name, subject.facts.slices);
     let time = |microseconds| print::duration(Duration::from_micros(microseconds));
     if subject.state.is_watched()
         && let (Some(asked), Some(now)) = (subject.facts.max_pause_asked_us, subject.facts.max_pause_us)
     {
-        print::say(format_args!(
+        say(format_args!(
             "{name}: a stop of all threads takes longer than the requested {}; stops may last {}",
             time(asked),
             time(now)
-        ));
+        ))?;
     }
     if subject.state.is_watched() && slices.count > 0 {
-        print::say(format_args!(
+        say(format_args!(
             "{name}: the last checkpoint needed {} stops of at most {}, {} in total: the program writes to pages faster than \
              they can be copied in one pause",
             slices.count,
             time(slices.longest_us),
             time(slices.total_us)
-        ));
+        ))?;
     }
+    Ok(())
 }
 
 /// Reports that fewer checkpoints are kept than requested.
-fn tell_stored(subject: &SubjectReport) {
+fn tell_stored(subject: &SubjectReport) -> std::io::Result<()> {
     let (name, stored) = (&subject.facts.name, subject.facts.stored);
     if let Some(max) = stored.max_bytes.filter(|_| stored.is_shortened) {
-        print::say(format_args!(
+        say(format_args!(
             "{name}: {} checkpoints are kept, because more would need more than {} (--store-max)",
             stored.kept,
             print::bytes(max)
-        ));
+        ))?;
     }
+    Ok(())
 }
 
 /// Reports that checkpoints are taken less often than requested because of their cost.
-fn tell_costs(subject: &SubjectReport) {
+fn tell_costs(subject: &SubjectReport) -> std::io::Result<()> {
     let (name, costs) = (&subject.facts.name, subject.facts.costs);
-    let Some((interval, limit)) = costs.interval_us.zip(costs.max_percent) else { return };
+    let Some((interval, limit)) = costs.interval_us.zip(costs.max_percent) else { return Ok(()) };
     if subject.state.is_watched() {
         let interval = print::duration(Duration::from_micros(interval));
-        print::say(format_args!(
+        say(format_args!(
             "{name}: checkpoints are taken every {interval}, because more of them would cost more than {limit} % of the \
              program's time (--cost-max); they cost {:.1} % now",
             costs.percent
-        ));
+        ))?;
     }
+    Ok(())
 }
 
 /// Reports the connections that survive the death of the subject.
-fn tell_connections(subject: &SubjectReport) {
+fn tell_connections(subject: &SubjectReport) -> std::io::Result<()> {
     let (name, connections) = (&subject.facts.name, subject.facts.connections);
     let ConnectionsReport { idle, kept, ended, held, unheld, rewound } = connections;
     if !subject.state.is_watched() {
-        return;
+        return Ok(());
     }
     if unheld > 0 {
-        print::say(format_args!(
+        say(format_args!(
             "{name}: the program can forget answers that a peer has: output of {unheld} UDP or Unix socket{} is not held",
             if unheld == 1 { "" } else { "s" }
-        ));
+        ))?;
     }
     if (ConnectionsReport { unheld: 0, ..connections }) != ConnectionsReport::default() {
-        print::say(format_args!(
+        say(format_args!(
             "{name}: connections that survive a death now: {held} with held output, {idle} idle; at earlier deaths, {rewound} \
              continued from the checkpoint, {kept} stayed open, {ended} ended"
-        ));
+        ))?;
     }
+    Ok(())
 }
 
 /// Reports why the files of a subject are not rolled back, or not to every checkpoint.
-fn tell_files(subject: &SubjectReport) {
+fn tell_files(subject: &SubjectReport) -> std::io::Result<()> {
     let (name, files) = (&subject.facts.name, &subject.facts.files);
     if !subject.state.is_watched() {
-        return;
+        return Ok(());
     }
     if let Some(why) = &files.because {
-        print::say(format_args!(
-            "{name}: files are not rolled back with the program: {}",
-            guardian::one_line(why)
-        ));
+        say(format_args!("{name}: files are not rolled back with the program: {}", guardian::one_line(why)))?;
     }
     if let Some(why) = &files.unnoticed {
-        print::say(format_args!(
+        say(format_args!(
             "{name}: a restart compares only files that were open at the checkpoint: {}",
             guardian::one_line(why)
-        ));
+        ))?;
     }
     let apart = Duration::from_micros(files.apart_us);
     if apart.as_secs_f64() * subject.facts.requested_hz > 1.0 {
-        print::say(format_args!(
+        say(format_args!(
             "{name}: files can be rolled back to at most one checkpoint per {}, because recording old content takes {:.1} % of the time",
             print::duration(apart),
             files.cost * 100.0
-        ));
+        ))?;
     }
+    Ok(())
 }
 
 /// Reports what a death now would bring, and that checkpoints are late.
-fn tell_outlook(subject: &SubjectReport) {
+fn tell_outlook(subject: &SubjectReport) -> std::io::Result<()> {
     let name = &subject.facts.name;
     if !subject.state.is_watched() {
-        return;
+        return Ok(());
     }
     if let Some(death_now) = &subject.facts.death_now {
         let age = death_now.taken.as_deref().and_then(guardian::age).map(print::duration);
         let lost = age.map_or(String::new(), |age| format!("; the work of {age} would be lost"));
-        print::say(format_args!("{name}: a death now {death_now}{lost}"));
+        say(format_args!("{name}: a death now {death_now}{lost}"))?;
     }
     if let Some(late) = &subject.facts.late {
-        print::say(format_args!("{name}: no checkpoint was committed since {}: {}", late.since, late.reason));
+        say(format_args!("{name}: no checkpoint was committed since {}: {}", late.since, late.reason))?;
     }
+    Ok(())
 }
 
 /// Reports the dependencies for which a component waits, its last fault, and its own status text.
-fn tell_component(subject: &SubjectReport) {
-    let Some(component) = &subject.component else { return };
+fn tell_component(subject: &SubjectReport) -> std::io::Result<()> {
+    let Some(component) = &subject.component else { return Ok(()) };
     let name = &component.name;
     if !component.waits_for.is_empty() {
-        print::say(format_args!("{name}: waits for {}", component.waits_for.join(", ")));
+        say(format_args!("{name}: waits for {}", component.waits_for.join(", ")))?;
     }
     if let Some(fault) = &component.last_fault {
-        print::say(format_args!("{name}: was last killed because the component {fault}"));
+        say(format_args!("{name}: was last killed because the component {fault}"))?;
     }
     if let Some(error) = &component.last_error {
-        print::say(format_args!("{name}: last error: {error}"));
+        say(format_args!("{name}: last error: {error}"))?;
     }
     if let Some(report) = &component.reports {
-        print::say(format_args!("{name} reports: {report}"));
+        say(format_args!("{name} reports: {report}"))?;
     }
     for channel in &subject.channels {
         let is_waiting = !channel.is_taken && !channel.kind.is_empty();
         let note = if is_waiting { ", held open while the component is down" } else { "" };
-        print::say(format_args!("{name}: {} {}{note}", channel.level, channel.local));
+        say(format_args!("{name}: {} {}{note}", channel.level, channel.local))?;
     }
     if component.callers > 0 {
-        print::say(format_args!("{name}: {} callers wait for this component", component.callers));
+        say(format_args!("{name}: {} callers wait for this component", component.callers))?;
     }
     if component.complaints > 0 {
         let (sum, quorum) = (component.complaints, component.quorum);
-        print::say(format_args!(
+        say(format_args!(
             "{name}: complaints have the weight {sum}; a weight of {quorum} restarts the component"
-        ));
+        ))?;
     }
+    Ok(())
 }
 
 fn row(subject: &SubjectReport) -> Vec<String> {

@@ -158,7 +158,7 @@ fn a_pid_that_is_taken_is_named_and_left_alone() {
     let pid = counter.pid();
     for how in ["same", "auto"] {
         let said = lab.say(["restore", "--detach", "--pid", how, image.to_str().unwrap()]);
-        assert_refused(&said, 125, &[&format!("pid {pid} is taken")]);
+        assert_refused(&said, 3, &[&format!("pid {pid} is taken")]);
     }
     counter.goes_on(3);
     for how in ["ns", "any"] {
@@ -184,7 +184,7 @@ fn a_pid_that_nobody_reaps_is_named_with_its_parent() {
     assert_eq!(said.code, Some(0), "{said:?}");
     let said = lab.say(["restore", "--detach", image.to_str().unwrap()]);
     let parent = format!("its parent, pid {}, reaps it", std::process::id());
-    assert_refused(&said, 125, &[&format!("pid {} has ended", child.id()), &parent]);
+    assert_refused(&said, 3, &[&format!("pid {} has ended", child.id()), &parent]);
     child.wait().unwrap();
     assert_eq!(lab.say(["restore", "--detach", image.to_str().unwrap()]).code, Some(0));
 }

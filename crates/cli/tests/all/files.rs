@@ -82,7 +82,7 @@ fn a_log_is_not_cut_back_once_a_file_beside_it_was_removed() {
     guarded.await_checkpoints(2);
     let unnoticed = guarded.status()["files"]["unnoticed"].as_str().unwrap_or_default().to_owned();
     assert!(unnoticed.contains("file-notify"), "{unnoticed}");
-    let said = lab.say(["status", "job"]).stderr;
+    let said = lab.say(["status", "job"]).stdout;
     assert!(said.contains("compares only files that were open at the checkpoint"), "{said}");
     std::fs::write(lab.path("merge"), "").unwrap();
     guarded.await_incarnation(2);
@@ -185,7 +185,7 @@ fn a_file_changed_in_place_makes_the_restart_a_fresh_one_that_says_why() {
     let said = guarded.said();
     assert!(said.contains("starts from its beginning if one of these files has changed"), "{said}");
     assert!(said.contains("started from the beginning as pid"), "{said}");
-    let names_files = || lab.say(["status", "job"]).stderr.contains("if the program dies");
+    let names_files = || lab.say(["status", "job"]).stdout.contains("if the program dies");
     assert!(names_files());
     assert_eq!(guarded.end(), 0);
     assert!(!names_files(), "what has ended does not die");

@@ -10,6 +10,8 @@ use testkit::ProcessId;
 use crate::common::terminal::{PROMPT, Terminal};
 use crate::common::{Lab, supported, until};
 
+/// A part of the message at the start of a run.
+const STARTED: &str = "is protected";
 const INNER: &str = "INNER> ";
 const INTERRUPT: &str = "\x03";
 const SUSPEND: &str = "\x1a";
@@ -106,7 +108,7 @@ fn a_restored_shell_has_its_job_in_the_foreground() {
     terminal.send(
         "PS1='INNER''> ' \"$UNDYING\" --store \"$STORE\" run --name job --every 50ms -- bash --norc --noediting -i\n",
     );
-    terminal.expect(INNER);
+    terminal.expect_all(&[INNER, STARTED]);
     terminal.send("cat\n");
     terminal.reading_cat();
     for line in ["first", "second"] {
@@ -138,6 +140,37 @@ fn a_restored_shell_has_its_job_in_the_foreground() {
     terminal.expect("status 0\r\n");
     terminal.expect(PROMPT);
     terminal.is_usable(PROMPT);
+}
+
+/// The message of a restart is on a line of its own, and the prompt of the shell is below the message.
+#[test]
+fn a_restored_shell_has_its_prompt_below_the_message() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut terminal = Terminal::open(&lab);
+    terminal.resize(24, 80);
+    terminal.send(
+        "TERM=vt100 PS1='INNER''> ' \"$UNDYING\" --store \"$STORE\" run --name job --every 50ms -- bash --norc --noprofile -i\n",
+    );
+    terminal.expect_all(&[INNER, STARTED]);
+    for _ in 0..3 {
+        let status = || lab.json(&["status", "job"])[0].clone();
+        let from = until("a status", || status()["checkpoints"].as_u64());
+        until("checkpoints", || status()["checkpoints"].as_u64().filter(|count| *count >= from + 2));
+        let root = ProcessId::of(Pid(status()["pid"].as_i64().unwrap() as i32)).unwrap();
+        root.signal(Signal::KILL).unwrap();
+        // The messages are inserted above the line of the prompt, which moves down.
+        terminal.expect("\x1b[1L\rundying: pid");
+        terminal.expect("is back at checkpoint");
+        terminal.expect("\x1b8\x1b[");
+        terminal.send("echo al''ive\n");
+        terminal.expect("alive\r\n");
+        terminal.expect(INNER);
+    }
+    terminal.send("exit 0\n");
+    terminal.expect(PROMPT);
 }
 
 #[test]
@@ -174,6 +207,7 @@ fn a_program_in_the_group_of_run_is_one_job_with_it() {
     let lab = Lab::new();
     let mut terminal = Terminal::open(&lab);
     terminal.send("\"$UNDYING\" --store \"$STORE\" run --name job --every 50ms -- cat\n");
+    terminal.expect(STARTED);
     terminal.reading_cat();
     until("a checkpoint", || {
         lab.json(&["status", "job"])[0]["checkpoints"].as_u64().filter(|count| *count > 1)
@@ -293,7 +327,7 @@ fn a_restored_program_learns_the_size_of_its_window() {
     terminal.resize(30, 100);
     let words = "run --name job --every 50ms -- python3 sizes.py";
     terminal.send(&format!("\"$UNDYING\" --store \"$STORE\" {words}\n"));
-    terminal.expect("window 30 100");
+    terminal.expect_all(&["window 30 100", STARTED]);
     let checkpoints = || lab.json(&["status", "job"])[0]["checkpoints"].as_u64();
     until("a checkpoint", || checkpoints().filter(|count| *count > 1));
     terminal.process("python3").signal(Signal::KILL).unwrap();

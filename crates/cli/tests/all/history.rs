@@ -195,3 +195,46 @@ fn a_death_while_a_checkpoint_is_compared_is_no_difference() {
     assert!(!said.contains("differ from the subject"), "{said}");
     assert_eq!(guarded.end(), 0);
 }
+
+#[test]
+fn events_are_selected_by_kind() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &[], "until [ -e stop ]; do sleep 0.02; done");
+    guarded.await_checkpoints(2);
+    guarded.kill();
+    guarded.await_checkpoints(1);
+    assert_eq!(guarded.end(), 0);
+    let names = |only: &str| {
+        let said = lab.say(["events", "job", "--json", "--only", only]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let rows = said.stdout.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        rows.map(|row| row["event"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names("deaths"), ["died", "ended"]);
+    assert_eq!(names("deaths,restores"), ["started", "died", "restored", "ended"]);
+    let checkpoints = names("checkpoints");
+    assert!(checkpoints.contains(&"checkpoint".to_owned()) && !checkpoints.contains(&"died".to_owned()));
+    let said = lab.say(["events", "--only", "death"]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("deaths") && said.stderr.contains("checkpoints"), "{said:?}");
+}
+
+#[test]
+fn the_start_of_a_run_is_told_and_status_answers_on_standard_output() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &["--files", "keep"], "until [ -e stop ]; do sleep 0.02; done");
+    guarded.await_checkpoints(1);
+    let told =
+        "undying: job is protected by a checkpoint every 50ms; at a restart, its files stay as they are\n";
+    assert!(guarded.said().starts_with(told), "{}", guarded.said());
+    guarded.kill();
+    let said = lab.say(["status", "job"]);
+    assert!(said.stdout.contains("job: a death now") && said.stderr.is_empty(), "{said:?}");
+    assert_eq!(guarded.end(), 0);
+}

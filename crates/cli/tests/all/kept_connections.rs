@@ -386,7 +386,7 @@ while not os.path.exists("stop"):
     let lab = Lab::new();
     let guarded = Guarded::run(&lab, &["--output", "committed", "--files", "rewind"], SCRIPT);
     until("the sockets", || (guarded.status()["connections"]["unheld"] == 2).then_some(()));
-    let said = lab.say(["status", "job"]).stderr;
+    let said = lab.say(["status", "job"]).stdout;
     assert!(said.contains("can forget answers that a peer has: output of 2 UDP or Unix sockets"), "{said}");
     assert_eq!(guarded.end(), 0);
 }

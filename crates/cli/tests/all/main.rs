@@ -21,6 +21,7 @@ mod late;
 mod lazy;
 mod mapped;
 mod metrics;
+mod on_restore;
 mod orders;
 mod packaging;
 mod planted;

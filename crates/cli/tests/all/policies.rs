@@ -184,7 +184,7 @@ fn beyond_the_bound_a_program_starts_beside_its_present_files() {
     let status = guarded.status();
     assert_eq!(status["death_now"]["brings"], "present-files", "{status}");
     let said = lab.say(["status", "job"]);
-    assert!(said.stderr.contains("a death now starts the program from its beginning"), "{said:?}");
+    assert!(said.stdout.contains("a death now starts the program from its beginning"), "{said:?}");
     assert!(
         guarded.said().contains("a death now starts the program from its beginning"),
         "{}",

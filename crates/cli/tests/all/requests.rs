@@ -149,3 +149,49 @@ second = undying.checkpoint(); print(first, second, flush=True); assert 0 < firs
     let output = alone.env("PYTHONPATH", &module).env_remove("UNDYING_SOCKET").output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("NotGuarded"));
 }
+
+/// Two restores of one checkpoint have different generations from the time before, although their memory is the same.
+#[test]
+fn a_program_notices_each_restore() {
+    const PROGRAM: &str = "
+import os, time, undying
+first = undying.generation()
+held = os.memfd_create('undying-generation'); os.write(held, bytes(24))
+open('begun', 'w').write(str(first))
+while undying.generation() == first: time.sleep(0.01)
+unmapped = os.pread(held, 24, 0)
+open('noticed', 'w').write(f'{first} {undying.generation()} {unmapped[0]} {unmapped[8:].hex()}\\n')
+time.sleep(600)";
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bindings/python");
+    let mut command = Command::new("setsid");
+    command.args(["--fork", "python3", "-c", PROGRAM]).env("PYTHONPATH", &module);
+    wait(&mut lab.detached(&mut command).spawn().unwrap());
+    until("the program", || lab.path("begun").exists().then_some(()));
+    let python = until("the process", || lab.guard.marked().first().copied());
+    let image = lab.path("image").display().to_string();
+    let said = lab.say(["checkpoint", &python.pid().to_string(), "--kill", "--image", &image]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    crate::common::reap(python.pid());
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let said = lab.say(["restore", &image, "--detach", "--files", "keep"]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let noticed = until("the restore", || {
+            std::fs::read_to_string(lab.path("noticed")).ok().filter(|text| text.ends_with('\n'))
+        });
+        assert!(noticed.starts_with("0 1 1 "), "{noticed}");
+        seen.push(noticed);
+        std::fs::remove_file(lab.path("noticed")).unwrap();
+        let restored = ProcessId::of(python.pid()).unwrap();
+        restored.signal(Signal::KILL).unwrap();
+        until("the end", || {
+            crate::common::reap(python.pid());
+            (!restored.is_alive()).then_some(())
+        });
+    }
+    assert_ne!(seen[0], seen[1], "the random bytes of two restores");
+}

@@ -285,7 +285,8 @@ fn a_stopped_program_ends_when_it_is_asked_to() {
     let words = ["restore", "job", "--files", "keep", "--pidfile", pidfile.to_str().unwrap()];
     let mut parent = lab.undying(words).spawn().unwrap();
     until("the restored program", || pidfile.exists().then_some(()));
-    until("the stop", || root.is_stopped().then_some(()));
+    let restored = ProcessId::of(root.pid()).unwrap();
+    until("the stop", || restored.is_stopped().then_some(()));
     ProcessId::of(Pid(parent.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
     assert_eq!(wait(&mut parent).code(), Some(143));
 }

@@ -34,9 +34,8 @@ pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &mut OpenFil
     for object in &plan.objects {
         let extents = reader.index().of_space(object_space(object.id));
         let file = open.object(object.id)?;
-        if let Some(kind) = memory::kind_named(&object.kind) {
-            kind.clear(object, file)?;
-        }
+        let kind = memory::kind_named(&object.kind);
+        kind.map_or(Ok(()), |kind| kind.clear(object, file))?;
         reader.load(extents, NonZeroUsize::MIN, |run| {
             for (extent, bytes) in run.iter() {
                 // The last page of a file can extend beyond the end of the file.
@@ -46,6 +45,7 @@ pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &mut OpenFil
             }
             Ok::<(), EngineError>(())
         })?;
+        kind.map_or(Ok(()), |kind| kind.filled(object, file))?;
     }
     open.close_writers_of_executables(plan);
     Ok(())

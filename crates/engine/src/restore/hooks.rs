@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 
+use model::Pid;
 use undo::UndoError;
 
 /// A rollback of files to the checkpoint that is restored.
@@ -49,16 +50,16 @@ impl fmt::Debug for Rollback {
 }
 
 /// A step that is called directly before the first thread of the restored program runs.
-pub struct BeforeRun(Box<dyn FnOnce() -> Result<(), UndoError>>);
+pub struct BeforeRun(Box<dyn FnOnce(Pid) -> Result<(), UndoError>>);
 
 impl BeforeRun {
-    /// Creates the value. If `step` fails, the program does not run.
-    pub fn new(step: impl FnOnce() -> Result<(), UndoError> + 'static) -> Self {
+    /// Creates the value. `step` gets the pid of the root. If `step` fails, the program does not run.
+    pub fn new(step: impl FnOnce(Pid) -> Result<(), UndoError> + 'static) -> Self {
         Self(Box::new(step))
     }
 
-    pub(super) fn call(self) -> Result<(), UndoError> {
-        (self.0)()
+    pub(super) fn call(self, root: Pid) -> Result<(), UndoError> {
+        (self.0)(root)
     }
 }
 

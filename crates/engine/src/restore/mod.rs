@@ -342,7 +342,7 @@ fn restore_with(
         // Before the tree runs, because a read from the terminal stops a background process.
         let give = || given.set(finish::hand_over_terminal(plan, options.terminal.as_ref()));
         let cut_back = || compared.cut_back().map(|()| give());
-        let before_run = || options.before_run.map_or(Ok(()), |step| Ok(step.call()?));
+        let before_run = || options.before_run.map_or(Ok(()), |step| Ok(step.call(plan.processes[0].pid)?));
         finish::finish(plan, &open, built, &mut shared, cut_back, before_run, resume)?;
         // Closes the descriptors of this process, so that only the tree holds them. Otherwise the reader of a pipe
         // would get no end of file when the tree closes the write end.

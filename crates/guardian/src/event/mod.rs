@@ -7,6 +7,7 @@
 //! was written by an earlier version may lack a phase. The duration of this phase counts as zero.
 //! Does not: print events, write events, or make the text of an event; `wording` makes the text.
 
+pub(crate) mod kind;
 pub(crate) mod severity;
 pub(crate) mod wording;
 
@@ -17,7 +18,7 @@ use model::{Escaped, Sequence};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use supervise::Fault;
+use supervise::{ChangedFiles, Fault};
 use undo::back::{MovedAside, WentBack};
 
 use crate::record::SlicesReport;
@@ -93,6 +94,9 @@ pub enum RunEvent {
     IntervalRaised { asked_us: u64, interval_us: u64, max_percent: f64 },
     /// After a `CheckpointsLate` event, checkpoint `seq` was committed.
     CheckpointsOnTime { seq: u64 },
+    /// A program is guarded from now on, under the name `subject`. Checkpoints are taken every `every_us`; `None` means
+    /// that no checkpoints are taken. Only the operator receives this event.
+    Protected { subject: String, every_us: Option<u64>, files: ChangedFiles },
     /// A running program is guarded from now on, under the name `subject`.
     Adopted {
         pid: i32,
@@ -161,6 +165,8 @@ pub enum RunEvent {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         age_us: Option<u64>,
     },
+    /// The command of `--on-restore` has failed. The program goes on.
+    OnRestoreFailed { reason: String },
     /// The subject has exited by itself with the code `exit` again, and is not restarted.
     EndedAgain { exit: i32 },
     /// Each checkpoint has led to another death, and files cannot be rolled back to the beginning of the program. The

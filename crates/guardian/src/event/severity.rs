@@ -29,6 +29,7 @@ impl RunEvent {
             | Self::CheckpointsOnTime { .. }
             | Self::EndedAgain { .. }
             | Self::Connections { .. }
+            | Self::Protected { .. }
             | Self::Adopted { .. }
             | Self::Checkpoint(_)
             | Self::Scan { .. }
@@ -78,6 +79,7 @@ impl RunEvent {
                 | Self::Departed { .. }
                 | Self::Poisoned { .. }
                 | Self::RestoreFailed { .. }
+                | Self::OnRestoreFailed { .. }
                 | Self::CodeChanged { .. }
                 | Self::LeftRunning { .. }
                 | Self::NotContinued { .. }

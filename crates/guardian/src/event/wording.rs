@@ -9,7 +9,7 @@ use std::fmt::{self, Display as _};
 use std::time::Duration;
 
 use model::Escaped;
-use supervise::SubjectStatus;
+use supervise::{ChangedFiles, SubjectStatus};
 
 use super::{CheckpointEvent, RunEvent};
 use crate::error::GuardianError;
@@ -128,6 +128,7 @@ impl fmt::Display for RunEvent {
                 let why = if f.alternate() { why.clone() } else { one_line(why) };
                 write!(f, "started from the beginning as pid {pid}: {why}")
             }
+            Self::Protected { subject, every_us, files } => protected(subject, *every_us, *files, f),
             Self::Adopted { pid, subject } => write!(f, "pid {pid} is guarded as {subject}"),
             Self::Died { pid, signal, exit } | Self::Ended { pid, signal, exit } => {
                 write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
@@ -139,6 +140,7 @@ impl fmt::Display for RunEvent {
             | Self::RestartRepeated { .. }
             | Self::Restored { .. }
             | Self::RestoreFailed { .. }
+            | Self::OnRestoreFailed { .. }
             | Self::Poisoned { .. }
             | Self::EndedAgain { .. }
             | Self::NotBegunAnew {}
@@ -187,6 +189,32 @@ impl fmt::Display for RunEvent {
     }
 }
 
+/// Writes the text about the protection of a program: the interval, and what a restart does with files.
+fn protected(
+    subject: &str,
+    every_us: Option<u64>,
+    files: ChangedFiles,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    let Some(every) = every_us.map(Duration::from_micros) else {
+        return write!(
+            f,
+            "{subject} is protected without checkpoints: a restart starts it from its beginning"
+        );
+    };
+    let files = match files {
+        ChangedFiles::Rewind => "its files are rolled back with it",
+        ChangedFiles::Fresh => "if its files have changed, it starts from its beginning",
+        ChangedFiles::Trim => {
+            "files that have only grown are truncated; if other files have changed, it starts from its beginning"
+        }
+        ChangedFiles::Append => "if it does more than append to files, it starts from its beginning",
+        ChangedFiles::Keep => "its files stay as they are",
+        ChangedFiles::Refuse => "if its files have changed, it is not restarted",
+    };
+    write!(f, "{subject} is protected by a checkpoint every {every:?}; at a restart, {files}")
+}
+
 fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
         RunEvent::BackOff { wait_us } => {
@@ -208,6 +236,9 @@ fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::NotBegunAnew {} => f.write_str(NOT_BEGUN_ANEW),
         RunEvent::RestoreFailed { seq, reason } => {
             write!(f, "checkpoint {seq} cannot be restored: {}", shown(reason, f))
+        }
+        RunEvent::OnRestoreFailed { reason } => {
+            write!(f, "the command of --on-restore has failed: {reason}; the program goes on")
         }
         RunEvent::Poisoned { seq } => {
             write!(f, "checkpoint {seq} led to another death; the previous checkpoint is used")

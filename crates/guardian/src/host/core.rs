@@ -333,6 +333,7 @@ impl Host {
         for event in guard.take_reports() {
             director.reported(id, guard.name(), &event);
         }
+        guard.draw_again();
         if guard.is_over() {
             if let Some(Guarded { guard, .. }) = self.guards.remove(&id) {
                 self.away.leaving += 1;

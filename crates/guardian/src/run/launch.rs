@@ -48,6 +48,8 @@ pub struct Launch {
     /// Whether the program has a session of its own and reads from /dev/null. Signals of a terminal then do not reach
     /// the program.
     pub is_service: bool,
+    /// A shell command that runs after each restore, before the program goes on.
+    pub on_restore: Option<OsString>,
     /// A pipe by which the program reports that it is ready.
     pub ready: Option<Arc<ReadyPipe>>,
     /// Pages of executable files whose copy in memory is damaged.

@@ -10,20 +10,24 @@
 //! restored, and after all steps that can fail without a change of files.
 //! Does not: decide which checkpoint is restored, or know the guard.
 
+use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use engine::{
-    Connections, Covered, FilePolicy, Files, FilterInstall, Kept, PreparedRestore, RestoreOptions, Restored,
+    BeforeRun, Connections, Covered, FilePolicy, Files, FilterInstall, Kept, PreparedRestore, RestoreOptions,
+    Restored,
 };
 use model::{Pid, ProcessKey, Sequence};
 use store::{Store, SubjectName};
 use supervise::{ChangedFiles, RestoreError, Survey};
 use sys::clock::Clock;
+use sys::listener_holder::Creation;
 use undo::watch::CallReports;
 
 use super::blame;
@@ -38,6 +42,7 @@ use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
+use crate::on_restore::{self, Described, SignalSets};
 use crate::streams::Streams;
 use crate::subject::Subject;
 
@@ -233,6 +238,7 @@ impl Rebuild {
         let channels = self.launch.channels.as_ref();
         self.launch.damaged.drop_all(events);
         let parts = Parts::of_subject(&self.directory);
+        let failure: Rc<OnceCell<String>> = Rc::default();
         let options = RestoreOptions {
             pid: engine::PidPolicy::Same,
             inherited: self.streams.duplicates()?,
@@ -244,12 +250,14 @@ impl Rebuild {
             terminal: lock(&self.foreground).offer(),
             watch: self.filter(),
             continues: true,
+            before_run: self.before_run(sequence, &failure),
             ..RestoreOptions::default()
         };
         // The dead root has reserved its pid until this point. Now the restore needs the pid.
         self.subject.release()?;
         let outcome = prepared.restore(options);
         events.extend(parts.take().iter().map(RunEvent::moved_aside));
+        events.extend(failure.get().map(|reason| RunEvent::OnRestoreFailed { reason: reason.clone() }));
         let restored = outcome?;
         events.extend(RunEvent::connections(sequence, &restored.connections));
         lock(&self.foreground).accepted(restored.foreground);
@@ -259,6 +267,23 @@ impl Rebuild {
         let subject = Subject::child(restored.root)?;
         let Restored { resumed_after, connections, .. } = restored;
         Ok(Built { subject, resumed_after, connections })
+    }
+
+    /// Returns the step that runs the command of `--on-restore`. The reason for its failure is written to `failure`.
+    fn before_run(&self, sequence: Sequence, failure: &Rc<OnceCell<String>>) -> Option<BeforeRun> {
+        let script = self.launch.on_restore.clone()?;
+        let (host, failure) = (Arc::clone(&self.host), Rc::clone(failure));
+        let (name, image) = (self.name.to_string(), format!("{}@{sequence}", self.name));
+        let described = Described { name, image, sequence };
+        Some(BeforeRun::new(move |root| {
+            let sets = SignalSets { blocked: host.blocked_before, defaults: host.defaults };
+            let create = |create: Creation<'_>| host.reaper.create_exempt(create);
+            if let Some(reason) = on_restore::run(&script, (&described, root), sets, create) {
+                // The cell is empty, because the step is called at most once.
+                let _ = failure.set(reason);
+            }
+            Ok(())
+        }))
     }
 
     /// Rolls files back to a checkpoint that could not be restored, if this is possible.

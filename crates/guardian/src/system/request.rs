@@ -109,6 +109,7 @@ pub(super) fn launch(component: &Component, directory: &Path, means: Means) -> L
         }
     }
     Launch {
+        on_restore: None,
         environment,
         removed: OF_THE_MANAGER.iter().map(OsString::from).collect(),
         directory: Some(component.directory.as_ref().map_or_else(|| directory.to_path_buf(), below)),

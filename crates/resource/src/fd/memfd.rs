@@ -21,6 +21,7 @@ use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::support::content::{Content, ContentCopy, Copied, DATA_BYTES_MAX, data_bytes};
+use crate::support::generation;
 use crate::support::opening::reader;
 use crate::support::opening::{flags_for, own_link, reopen};
 use crate::support::ownership::owner;
@@ -284,6 +285,7 @@ impl MemoryFile {
         let file = rustix::fs::memfd_create(self.state.name.as_slice(), flags)
             .map_err(|errno| failed("create", errno))?;
         content.write_to(file.as_fd())?;
+        generation::advance(&self.state.name, &file)?;
         Ok(file)
     }
 

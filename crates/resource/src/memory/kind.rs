@@ -140,6 +140,12 @@ pub trait MemoryKind: Sync {
         Ok(())
     }
 
+    /// Changes the content of an object after the content of the image was written.
+    fn filled(&self, record: &ObjectRecord, object: &OwnedFd) -> Result<()> {
+        let _ = (record, object);
+        Ok(())
+    }
+
     /// Updates a record with changes of the object since the call of `describe`. Called inside the pause.
     fn inside(&self, record: &mut ObjectRecord) -> Result<()> {
         let _ = record;

@@ -12,6 +12,7 @@ use super::record::ObjectRecord;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
+use crate::support::generation;
 use sys::Error;
 
 const NAME: &str = "memory/memfd";
@@ -78,5 +79,10 @@ impl MemoryKind for Memfd {
         rustix::fs::ftruncate(&file, record.length)
             .map_err(|errno| Error::path("set the length of the memory file", &object.name, errno))?;
         Ok(file)
+    }
+
+    fn filled(&self, record: &ObjectRecord, object: &OwnedFd) -> Result<()> {
+        let named: MemfdObject = crate::error::decode(NAME, &record.payload)?;
+        generation::advance(named.name.as_bytes(), object)
     }
 }

@@ -9,6 +9,7 @@ pub(crate) mod content;
 pub(crate) mod file_system;
 pub(crate) mod finding;
 pub(crate) mod fingerprint;
+pub(crate) mod generation;
 pub(crate) mod identity;
 pub(crate) mod inherited;
 pub(crate) mod interface;

@@ -14,7 +14,7 @@ use model::{ProcessKey, Sequence};
 use supervise::{Action, Event, FreshReason, LateReason, Notice, RestartLimit, State};
 
 use super::super::blame;
-use super::super::rebuild::{Attempt, Rebuild, lock};
+use super::super::rebuild::{Attempt, Rebuild};
 use super::super::request::Guarded;
 use super::super::watching::BEGINNING;
 use super::parts::{After, Guard, Progress};
@@ -140,7 +140,7 @@ impl Guard {
                 let age_us = age.map(time::microseconds);
                 self.voice.record.facts.restored_age_us = age_us;
                 self.report(RunEvent::Restored { pid, seq: sequence.get(), took_us, age_us });
-                lock(&self.rebuild.foreground).draw_again();
+                self.voice.redraws = true;
             }
             Notice::EndedAgain(status) => {
                 let exit = status.exit().unwrap_or_default();

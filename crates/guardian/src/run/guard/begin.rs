@@ -205,7 +205,8 @@ fn watch(
 
 impl Voice {
     fn of(journal: Journal, record: Record) -> Self {
-        Self { journal, record, reported: ReportedOnce::default(), outbox: Vec::new(), is_holding: false }
+        let reported = ReportedOnce::default();
+        Self { journal, record, reported, outbox: Vec::new(), is_holding: false, redraws: false }
     }
 }
 
@@ -232,6 +233,17 @@ impl Driver {
 }
 
 impl Guard {
+    /// Tells the operator of `undying run` how the program is protected. A component is described by its system file.
+    fn report_protection(&mut self) {
+        if self.request.launch.is_service {
+            return;
+        }
+        let every = self.request.every.filter(|_| !self.request.dry_run_tracking);
+        let (subject, files) = (self.claim.name.to_string(), self.rebuild.policy);
+        let every_us = every.map(time::microseconds);
+        self.voice.outbox.push(RunEvent::Protected { subject, every_us, files });
+    }
+
     /// Reports the start of the subject. `no_rewind` is the reason why files are not rolled back, and is reported too.
     fn report_begin(&mut self, no_rewind: Option<&str>) {
         match self.request.adopted() {
@@ -244,6 +256,7 @@ impl Guard {
                 self.voice.journal.record_event(RunEvent::Started { pid, why: None });
             }
         }
+        self.report_protection();
         if let Some(why) = no_rewind {
             self.report(RunEvent::FilesCompared { reason: why.to_owned() });
         }

@@ -154,6 +154,8 @@ pub(super) struct Voice {
     pub(super) outbox: Vec<RunEvent>,
     /// Whether messages wait for the end of a rollback, because they may be written to a file that is rolled back.
     pub(super) is_holding: bool,
+    /// Whether the restored program redraws its window after the reports were written.
+    pub(super) redraws: bool,
 }
 
 /// Flags of reports that are made once in a run. A flag is true after its report.

@@ -90,6 +90,13 @@ impl Guard {
         if self.voice.is_holding { Vec::new() } else { std::mem::take(&mut self.voice.outbox) }
     }
 
+    /// Lets the restored program redraw its window. Called after the reports were written, which are on the screen.
+    pub(crate) fn draw_again(&mut self) {
+        if !self.voice.is_holding && std::mem::take(&mut self.voice.redraws) {
+            lock(&self.rebuild.foreground).draw_again();
+        }
+    }
+
     /// Queues a signal that the host has received.
     pub(crate) fn signal(&mut self, request: Request) {
         self.driver.signals.push_back(request);
