@@ -15,6 +15,8 @@ use store::{Store, SubjectName};
 
 use crate::error::{Found, Result};
 use crate::location::StoreLocation;
+use crate::record::Record;
+use crate::run::requests;
 use crate::{time, undoing};
 
 /// One checkpoint of a subject.
@@ -314,7 +316,8 @@ pub fn verify(location: &StoreLocation, image: &str, progress: Progress<'_>) -> 
     Ok(VerifyReport { records: found.records, pages: found.pages.get(), bytes: found.bytes.get() })
 }
 
-/// Removes all but the newest `keep` checkpoints of a subject. Returns the sequence numbers of the removed checkpoints.
+/// Removes all but the newest `keep` checkpoints of a subject. Returns the sequence numbers of the removed checkpoints. The
+/// guardian of a running subject takes a checkpoint, and keeps at least this checkpoint.
 ///
 /// # Errors
 ///
@@ -322,12 +325,33 @@ pub fn verify(location: &StoreLocation, image: &str, progress: Progress<'_>) -> 
 pub fn prune(location: &StoreLocation, name: &str, keep: usize) -> Result<Vec<u64>> {
     let name: SubjectName = name.parse()?;
     let store = location.with_subject(&name)?;
+    if let Some(socket) = guardian_socket(&store, &name)? {
+        return prune_running(&store, &name, &socket, keep);
+    }
     let removed = store.prune(&name, keep)?;
     if store.list(&name)?.is_empty() {
         // The subject has no checkpoint left, so files cannot be rolled back any more.
         undoing::remove_unused_log(&store, &name)?;
     }
     Ok(removed.into_iter().map(|sequence| sequence.get()).collect())
+}
+
+/// Returns the name of the request socket of the guardian, if a guardian protects the subject.
+fn guardian_socket(store: &Store, name: &SubjectName) -> Result<Option<String>> {
+    let record = Record::read(&store.root().join(name.as_str()))?;
+    Ok(record.filter(|record| record.is_guarded() && !record.state.is_over()).map(|record| record.requests))
+}
+
+/// Lets the guardian of a running subject remove checkpoints. The checkpoint that a restart would use stays.
+fn prune_running(store: &Store, name: &SubjectName, socket: &str, keep: usize) -> Result<Vec<u64>> {
+    let listed = || -> Result<Vec<u64>> {
+        Ok(store.list(name)?.into_iter().map(|(sequence, _)| sequence.get()).collect())
+    };
+    let mut before = listed()?;
+    requests::prune(socket, keep)?;
+    let after = listed()?;
+    before.retain(|sequence| !after.contains(sequence));
+    Ok(before)
 }
 
 /// Returns the total size of checkpoints in bytes.

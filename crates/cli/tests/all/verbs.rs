@@ -378,14 +378,12 @@ fn a_store_is_tidied_by_name_and_what_is_being_written_is_left_alone() {
     let mut guardian = lab.undying(words).spawn().unwrap();
     until("checkpoints", || (lab.json(&["ls", "job"]).as_array()?.len() >= 3).then_some(()));
     let has_log = lab.store().join("job/log").exists();
-    // While the subject runs, its checkpoints can be copied, but not merged or removed.
+    // While the subject runs, its checkpoints can be copied, but not merged.
     assert_eq!(lab.say(["store", "job", "before"]).code, Some(0));
     if has_log {
-        for verb in [&["squash", "job"][..], &["prune", "job", "--keep", "1"]] {
-            let said = lab.say(verb);
-            assert_eq!(said.code, Some(3), "{said:?}");
-            assert!(said.stderr.contains("is being written by another undying process"), "{said:?}");
-        }
+        let said = lab.say(["squash", "job"]);
+        assert_eq!(said.code, Some(3), "{said:?}");
+        assert!(said.stderr.contains("is being written by another undying process"), "{said:?}");
         assert_eq!(lab.json(&["gc"])["busy"], serde_json::json!(["job"]));
     }
     let said = lab.say(["del", "job"]);
@@ -501,4 +499,30 @@ fn a_system_file_is_checked_and_nothing_is_started() {
     let schema: Value = serde_json::from_str(&lab.say(["check", "--schema"]).stdout).unwrap();
     assert_has(&schema["properties"], &["system", "component", "group"]);
     assert!(!started.exists());
+}
+
+#[test]
+fn checkpoints_of_a_running_subject_can_be_removed() {
+    if !supported() {
+        return;
+    }
+    for files in ["keep", "rewind"] {
+        let lab = Lab::new();
+        let script = "until [ -e stop ]; do sleep 0.02; done";
+        let options = ["--files", files, "--every", "200ms", "--keep", "100"];
+        let guarded = crate::common::Guarded::run(&lab, &options, script);
+        let listed = || lab.json(&["ls", "job"]).as_array().map_or(0, Vec::len);
+        until("checkpoints", || (listed() >= 8).then_some(()));
+        let before = listed();
+        let said = lab.say(["prune", "job", "--keep", "2"]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let removed = said.stdout.lines().filter(|line| line.starts_with("removed job@")).count();
+        assert!(removed >= before - 3, "{before}: {said:?}");
+        assert!(listed() < before, "{before}: {said:?}");
+        let incarnation = guarded.incarnation();
+        guarded.kill();
+        guarded.await_incarnation(incarnation + 1);
+        assert!(guarded.said().contains("is back at checkpoint"), "{}", guarded.said());
+        assert_eq!(guarded.end(), 0);
+    }
 }

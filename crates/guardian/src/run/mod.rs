@@ -23,7 +23,7 @@ mod output;
 mod reasons;
 mod rebuild;
 mod request;
-mod requests;
+pub(crate) mod requests;
 mod tracer;
 mod watching;
 

@@ -15,15 +15,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use model::{Pid, ProcessKey};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::IoSliceMut;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrAny,
-    SocketAddrUnix, SocketFlags, SocketType, UCred, bind, recvmsg, sendto, socket_with, sockopt,
+    SocketAddrUnix, SocketFlags, SocketType, UCred, bind, recv, recvmsg, sendto, socket_with, sockopt,
 };
 use sys::Error;
 use tracee::{procfs, tree};
 
-use crate::error::Result;
+use crate::error::{GuardianError, Result};
 
 /// Environment variable that contains the name of the socket for requests.
 pub(super) const VARIABLE: &str = "UNDYING_SOCKET";
@@ -38,6 +39,10 @@ const LINE_MAX: usize = 256;
 const HOLD_MAX: Duration = Duration::from_secs(60);
 /// Poll interval of the check whether a process with a hold still lives.
 const HOLDER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The beginning of a request to remove checkpoints; a number follows.
+const PRUNE: &str = "prune ";
+/// Maximum time for which a caller waits until a guardian has written a checkpoint.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of requests that wait for a checkpoint. Further requests are refused.
 const WAITING_MAX: usize = 1024;
 
@@ -52,6 +57,9 @@ pub(super) enum Word {
     Hold,
     /// Checkpoints may be taken again.
     Release,
+    /// Take a checkpoint now, and keep only this number of the newest checkpoints. The reply is sent when the checkpoint is
+    /// durable.
+    Prune(usize),
     /// An unknown request.
     Unknown,
 }
@@ -60,6 +68,8 @@ pub(super) enum Word {
 #[derive(Clone, Debug)]
 pub(super) struct Asker {
     pub(super) process: ProcessKey,
+    /// Whether the process runs as the user root or as the user of the guardian.
+    pub(super) is_owner: bool,
     address: SocketAddrUnix,
 }
 
@@ -81,21 +91,13 @@ impl Requests {
     /// because the process could have chosen the name of another service.
     pub(super) fn open(recorded: Option<&str>) -> Result<Self> {
         let failed = |errno| Error::new("open a socket for requests", errno);
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).map_err(failed)?;
+        let socket = new_socket()?;
         sockopt::set_socket_passcred(&socket, true).map_err(failed)?;
         // If another socket has this name in the meantime, a new name is used.
         let recorded = recorded.filter(|name| is_ours(name) && bind_to(&socket, name).is_ok());
         let name = match recorded {
             Some(name) => name.to_owned(),
-            None => {
-                let mut random = [0_u8; RANDOM_BYTES];
-                rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-                    .map_err(failed)?;
-                let name = format!("{PREFIX}{:016x}", u64::from_ne_bytes(random));
-                bind_to(&socket, &name).map_err(failed)?;
-                name
-            }
+            None => bind_to_new_name(&socket)?,
         };
         Ok(Self { socket, name, waiting: Vec::new(), quiet: Vec::new(), holds: HashMap::new() })
     }
@@ -129,7 +131,8 @@ impl Requests {
                 && let Some(process) = admitted(&credentials, root)
             {
                 let word = Word::of(&line[..got.bytes.min(LINE_MAX)]);
-                return Some((word, Asker { process, address }));
+                let is_owner = is_owner(&credentials);
+                return Some((word, Asker { process, is_owner, address }));
             }
         }
     }
@@ -235,7 +238,12 @@ impl Requests {
 
 impl Word {
     fn of(line: &[u8]) -> Self {
-        match line.trim_ascii() {
+        let line = line.trim_ascii();
+        let count = line.strip_prefix(PRUNE.as_bytes()).and_then(|rest| std::str::from_utf8(rest).ok());
+        if let Some(count) = count.and_then(|count| count.trim().parse().ok()) {
+            return Self::Prune(count);
+        }
+        match line {
             b"checkpoint" => Self::Checkpoint,
             b"ready" => Self::Ready,
             b"hold" => Self::Hold,
@@ -243,6 +251,52 @@ impl Word {
             _ => Self::Unknown,
         }
     }
+}
+
+/// Removes all but the `keep` newest checkpoints of a running subject: sends the request to the socket `name` of its
+/// guardian, and waits until the guardian has written a checkpoint.
+///
+/// # Errors
+///
+/// `NotDone` with the reason of the guardian, or after the time limit.
+pub(crate) fn prune(name: &str, keep: usize) -> Result<()> {
+    let not_done = |why: String| GuardianError::NotDone { why };
+    let own = new_socket()?;
+    bind_to_new_name(&own)?;
+    let failed = |errno| Error::new("send a request to the guardian", errno);
+    let body = name.strip_prefix(ABSTRACT).unwrap_or(name);
+    let guardian = SocketAddrUnix::new_abstract_name(body.as_bytes()).map_err(failed)?;
+    sendto(&own, format!("{PRUNE}{keep}\n").as_bytes(), SendFlags::empty(), &guardian).map_err(failed)?;
+    let mut waiting = [PollFd::new(&own, PollFlags::IN)];
+    let limit = Timespec { tv_sec: ANSWER_MAX.as_secs().cast_signed(), tv_nsec: 0 };
+    if rustix::io::retry_on_intr(|| poll(&mut waiting, Some(&limit))).map_err(failed)? == 0 {
+        let help = "help: `undying status` shows whether checkpoints are taken";
+        return Err(not_done(format!(
+            "the guardian has taken no checkpoint within {ANSWER_MAX:?}; it removes checkpoints with the next one\n{help}"
+        )));
+    }
+    let mut line = [0; LINE_MAX];
+    let length = recv(&own, &mut line[..], RecvFlags::empty()).map_err(failed)?.0;
+    match String::from_utf8_lossy(&line[..length]).trim().strip_prefix("error ") {
+        None => Ok(()),
+        Some(why) => Err(not_done(format!("no checkpoint was removed: {why}"))),
+    }
+}
+
+fn new_socket() -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let created = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None);
+    Ok(created.map_err(|errno| Error::new("open a socket for requests", errno))?)
+}
+
+/// Binds a socket to a name with random digits, and returns the name.
+fn bind_to_new_name(socket: &OwnedFd) -> Result<String> {
+    let failed = |errno| Error::new("open a socket for requests", errno);
+    let mut random = [0_u8; RANDOM_BYTES];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).map_err(failed)?;
+    let name = format!("{PREFIX}{:016x}", u64::from_ne_bytes(random));
+    bind_to(socket, &name).map_err(failed)?;
+    Ok(name)
 }
 
 fn bind_to(socket: &OwnedFd, name: &str) -> rustix::io::Result<()> {

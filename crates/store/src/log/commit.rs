@@ -71,8 +71,10 @@ impl WriterThread {
 
     /// Removes the older checkpoints that are not kept beside the new checkpoint.
     fn thin(&mut self, commit: &Commit) {
-        let held = locked(&self.shared.state).held.clone();
-        self.retention.thin(commit, &held);
+        let mut shared = locked(&self.shared.state);
+        let (held, newest) = (shared.held.clone(), shared.newest_once.take());
+        drop(shared);
+        self.retention.thin(commit, &held, newest);
         let segments = &self.state.segments;
         let stored = PageCount(self.state.pages.stored);
         let Some(max) = self.retention.size.bytes(stored, segments.segment_bytes()) else { return };

@@ -77,6 +77,8 @@ pub(super) struct Shared {
 pub(super) struct State {
     /// Checkpoints that are kept regardless of the retention policy.
     pub(super) held: Vec<Sequence>,
+    /// The number of the newest checkpoints that the next commit keeps, beside `held`. `None` without a request.
+    pub(super) newest_once: Option<usize>,
     pub(super) queue: VecDeque<Order>,
     drops: usize,
     /// The number of queued `Order::Finish` orders. While this number is not 0, the writer delays the sync, so that

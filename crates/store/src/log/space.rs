@@ -54,11 +54,12 @@ pub(super) struct Retention {
 
 impl Retention {
     /// Removes the checkpoints that the policy does not keep after the new checkpoint `new`, except the checkpoints in
-    /// `held`.
-    pub(super) fn thin(&mut self, new: &Commit, held: &[Sequence]) {
+    /// `held`. If `newest` is given, the policy keeps at most this number of the newest checkpoints, including `new`.
+    pub(super) fn thin(&mut self, new: &Commit, held: &[Sequence], newest: Option<usize>) {
         let times = self.entries().map(|entry| entry.time_unix_ns).chain([unix_ns(new)]);
         let stays = self.policy.choose(&times.map(Duration::from_nanos).collect::<Vec<_>>());
-        let mut stays = stays.into_iter();
+        let surplus = newest.map_or(0, |newest| stays.len().saturating_sub(newest));
+        let mut stays = stays.into_iter().enumerate().map(|(place, stays)| stays && place >= surplus);
         self.kept.retain(|kept| stays.next() == Some(true) || held.contains(&kept.entry.sequence));
     }
 

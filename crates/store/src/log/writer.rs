@@ -132,6 +132,12 @@ impl LogWriter {
         sequences.clone_into(&mut locked(&self.shared.state).held);
     }
 
+    /// Makes the next commit keep only the `count` newest checkpoints, including its own, and the checkpoints of
+    /// [`Self::hold`]. Later commits follow the retention policy again.
+    pub fn keep_newest_once(&self, count: usize) {
+        locked(&self.shared.state).newest_once = Some(count.max(1));
+    }
+
     /// Returns the number of epochs that are committed by the caller but not yet durable.
     #[must_use]
     pub fn behind(&self) -> usize {

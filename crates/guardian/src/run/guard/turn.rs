@@ -20,7 +20,7 @@ use supervise::{Event, Fault, State, Step};
 use super::super::children::Children;
 use super::super::output::{self, HeldOutput};
 use super::super::rebuild::lock;
-use super::super::requests::Word;
+use super::super::requests::{Asker, Word};
 use super::parts::{After, Guard, Progress, Work};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
@@ -298,14 +298,18 @@ impl Guard {
         let now = self.rebuild.host.clock.now();
         while let Some((word, asker)) = self.requests.poll(self.rebuild.subject.pid()) {
             match word {
-                Word::Checkpoint if self.request.every.is_none() => {
+                Word::Checkpoint | Word::Prune(_) if self.request.every.is_none() => {
                     self.requests.answer(&asker, "error no checkpoints are taken of this program\n");
                 }
-                Word::Checkpoint => {
-                    self.requests.want(asker);
-                    if self.requests.wants_checkpoint() {
-                        self.feed(Event::Wanted);
-                    }
+                Word::Checkpoint => self.want_checkpoint(asker),
+                Word::Prune(_) if !asker.is_owner => {
+                    self.requests
+                        .answer(&asker, "error only root and the user of the guardian remove checkpoints\n");
+                }
+                Word::Prune(keep) => {
+                    let log = self.taking.tracer.log();
+                    log.into_iter().for_each(|log| log.keep_newest_once(keep));
+                    self.want_checkpoint(asker);
                 }
                 Word::Hold => self.requests.hold(asker, now),
                 Word::Release => self.requests.release(&asker),
@@ -322,6 +326,13 @@ impl Guard {
             }
         }
         self.feed(Event::Holds(self.requests.is_held()));
+    }
+
+    fn want_checkpoint(&mut self, asker: Asker) {
+        self.requests.want(asker);
+        if self.requests.wants_checkpoint() {
+            self.feed(Event::Wanted);
+        }
     }
 
     pub(super) fn receive_completions(&mut self) {
