@@ -145,3 +145,43 @@ fn without_a_tracker_the_reason_is_said_and_no_large_mapped_file_is_rolled_back(
     });
     mapping.assert_agree();
 }
+
+/// Only the data of the file is in the image. Its length has no limit.
+#[test]
+fn a_long_sparse_file_that_was_deleted_is_restored() {
+    const PROGRAM: &str = "
+import mmap, os, time
+LENGTH = 5 << 30
+file = os.open('long', os.O_RDWR | os.O_CREAT | os.O_EXCL)
+os.truncate(file, LENGTH)
+memory = mmap.mmap(file, LENGTH)
+os.unlink('long'); os.close(file)
+memory[:5] = b'begin'; memory[3 << 30:(3 << 30) + 6] = b'middle'; memory[-3:] = b'end'
+open('begun', 'w').close()
+while not os.path.exists('check'): time.sleep(0.01)
+right = memory[:5] == b'begin' and memory[3 << 30:(3 << 30) + 6] == b'middle' and memory[-3:] == b'end'
+open('result', 'w').write(f'{right} {len(memory)}\\n')";
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut command = std::process::Command::new("setsid");
+    command.args(["--fork", "python3", "-c", PROGRAM]);
+    crate::common::wait(&mut lab.detached(&mut command).spawn().unwrap());
+    until("the program", || lab.path("begun").exists().then_some(()));
+    let python = until("the process", || lab.guard.marked().first().copied());
+    let image = lab.path("image").display().to_string();
+    let said = lab.say(["checkpoint", &python.pid().to_string(), "--kill", "--image", &image]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    crate::common::reap(python.pid());
+    let said = lab.say(["restore", &image, "--detach"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    std::fs::write(lab.path("check"), "").unwrap();
+    let result = until("the result", || {
+        std::fs::read_to_string(lab.path("result")).ok().filter(|text| text.ends_with('\n'))
+    });
+    assert_eq!(result, format!("True {}\n", 5_u64 << 30));
+    let files = std::fs::read_dir(lab.path("image")).unwrap();
+    let bytes: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
+    assert!(bytes < 64 << 20, "{bytes}");
+}

@@ -21,10 +21,6 @@ use tracee::procfs::Backing;
 
 const NAME: &str = "memory/deleted_file";
 
-/// The maximum length in bytes of an unlinked file in an image. Preflight (the check before a checkpoint) refuses
-/// longer files.
-const LENGTH_MAX: u64 = 1 << 30;
-
 /// Names that the kernel itself uses for files without a directory entry. Other kinds save mappings of these files.
 const KERNEL_NAMES: &[&str] =
     &["/dev/zero (deleted)", "/memfd:", "/SYSV", "/anon_hugepage", "/secretmem", "/[aio]", "anon_inode:"];
@@ -77,11 +73,8 @@ impl MemoryKind for DeletedFile {
     fn obstacles(&self, of: MappingOf<'_>) -> Vec<Obstacle> {
         let what = "deleted file";
         match rustix::fs::stat(of.link()) {
-            Ok(stat) if stat.st_size as u64 <= LENGTH_MAX => Vec::new(),
-            Ok(stat) => {
-                let why = format!("it has {} bytes, and the limit of an image is {LENGTH_MAX}", stat.st_size);
-                vec![of.obstacle(what, &why, "give the file a name again, or let the program unmap it")]
-            }
+            // The image contains the data of the file, and no holes. The length of the file has no limit.
+            Ok(_) => Vec::new(),
             // The mapping no longer exists, so there is no content to save.
             Err(errno) if is_gone(errno) => Vec::new(),
             Err(errno) => vec![of.obstacle(
