@@ -240,6 +240,9 @@ pub struct SubjectFacts {
     pub last_death: Option<Death>,
     /// Number of checkpoints that this guardian has committed.
     pub checkpoints: u64,
+    /// Number of these checkpoints, and of checkpoints in flight, to which files cannot be rolled back.
+    #[serde(default)]
+    pub inexact_checkpoints: u64,
     /// Number of checkpoints that were taken and are still being written.
     #[serde(default)]
     pub in_flight: usize,
@@ -353,6 +356,10 @@ pub struct ConnectionsReport {
     /// Number of connections that were rolled back to a checkpoint, counted since the start of the guardian.
     #[serde(default)]
     pub rewound: u64,
+    /// Number of times that held output was sent before a checkpoint contained it, counted since the start of the
+    /// guardian.
+    #[serde(default)]
+    pub late_releases: u64,
 }
 
 /// The content of the status file.

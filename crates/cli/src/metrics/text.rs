@@ -52,6 +52,7 @@ struct RestartsFrom {
     reach: Gauges,
     lost: Gauges,
     late: Counters,
+    inexact: Counters,
 }
 
 #[derive(Default)]
@@ -59,12 +60,14 @@ struct Connections {
     at_deaths: Counters,
     idle: Gauges,
     held: Gauges,
+    late_releases: Counters,
 }
 
 #[derive(Default)]
 struct Channels {
     level: Gauges,
     callers: Gauges,
+    complaints: Gauges,
 }
 
 impl Metrics {
@@ -89,7 +92,7 @@ impl Metrics {
         registry.register_with_unit("checkpoint_age", help, seconds(), checkpoint_age.clone());
         let help = "Checkpoints per second, requested and recently achieved";
         registry.register("checkpoint_rate_hertz", help, checkpoint_rate.clone());
-        let Self { restarts_from: RestartsFrom { reach, lost, late }, .. } = &own;
+        let Self { restarts_from: RestartsFrom { reach, lost, late, inexact }, .. } = &own;
         let help = "1 for what a death now would bring";
         registry.register("death_now", help, reach.clone());
         let help = "Age of the checkpoint that the last restart has restored, at the death before";
@@ -99,6 +102,8 @@ impl Metrics {
             "Checkpoints that were due and not taken in time",
             late.clone(),
         );
+        let help = "Checkpoints to which files cannot be rolled back";
+        registry.register("checkpoints_inexact", help, inexact.clone());
         let help = "Recent pauses of the program for checkpoints, by quantile";
         registry.register_with_unit("pause", help, seconds(), pause.clone());
         registry.register("checkpoints_refused", "Checkpoints that were not taken", refusals.clone());
@@ -110,9 +115,13 @@ impl Metrics {
         registry.register("connections_idle", help, connections.idle.clone());
         let help = "Connections whose output is held until a checkpoint has it; they go on should the program die now";
         registry.register("connections_held", help, connections.held.clone());
+        let help = "Held output that was sent before a checkpoint contained it";
+        registry.register("late_releases", help, connections.late_releases.clone());
         registry.register("channel", "1 for each address, with its level", channels.level.clone());
         let help = "Threads of other components that wait for this component";
         registry.register("callers_waiting", help, channels.callers.clone());
+        let help = "Weight of the present complaints about this component";
+        registry.register("complaints_weight", help, channels.complaints.clone());
         own
     }
 
@@ -148,6 +157,7 @@ impl Metrics {
             set(&self.restarts_from.lost, &labels(), seconds(age));
         }
         count(&self.restarts_from.late, &labels(), facts.held_back.iter().map(|one| one.count).sum());
+        count(&self.restarts_from.inexact, &labels(), facts.inexact_checkpoints);
         let pauses = [("0.5", facts.pause_us.p50), ("0.99", facts.pause_us.p99), ("1", facts.pause_us.max)];
         for (quantile, pause) in pauses {
             set(&self.pause, &with("quantile", quantile), seconds(pause));
@@ -159,6 +169,7 @@ impl Metrics {
         count(&self.connections.at_deaths, &with("outcome", "ended"), facts.connections.ended);
         set(&self.connections.idle, &labels(), facts.connections.idle as f64);
         set(&self.connections.held, &labels(), facts.connections.held as f64);
+        count(&self.connections.late_releases, &labels(), facts.connections.late_releases);
         for channel in &subject.channels {
             let mut labels = with("address", &channel.local);
             labels.push(("level", channel.level.clone()));
@@ -166,6 +177,7 @@ impl Metrics {
         }
         if let Some(component) = &subject.component {
             set(&self.channels.callers, &labels(), component.callers as f64);
+            set(&self.channels.complaints, &labels(), f64::from(component.complaints));
         }
     }
 }

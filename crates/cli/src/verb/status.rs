@@ -167,7 +167,7 @@ fn tell_costs(subject: &SubjectReport) -> std::io::Result<()> {
 /// Reports the connections that survive the death of the subject.
 fn tell_connections(subject: &SubjectReport) -> std::io::Result<()> {
     let (name, connections) = (&subject.facts.name, subject.facts.connections);
-    let ConnectionsReport { idle, kept, ended, held, unheld, rewound } = connections;
+    let ConnectionsReport { idle, kept, ended, held, unheld, rewound, late_releases } = connections;
     if !subject.state.is_watched() {
         return Ok(());
     }
@@ -177,7 +177,13 @@ fn tell_connections(subject: &SubjectReport) -> std::io::Result<()> {
             if unheld == 1 { "" } else { "s" }
         ))?;
     }
-    if (ConnectionsReport { unheld: 0, ..connections }) != ConnectionsReport::default() {
+    if late_releases > 0 {
+        say(format_args!(
+            "{name}: held output was sent {late_releases} time{} before a checkpoint contained it",
+            if late_releases == 1 { "" } else { "s" }
+        ))?;
+    }
+    if (ConnectionsReport { unheld: 0, late_releases: 0, ..connections }) != ConnectionsReport::default() {
         say(format_args!(
             "{name}: connections that survive a death now: {held} with held output, {idle} idle; at earlier deaths, {rewound} \
              continued from the checkpoint, {kept} stayed open, {ended} ended"

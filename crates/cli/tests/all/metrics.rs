@@ -38,6 +38,8 @@ fn metrics_of_a_subject_are_printed_and_served() {
     assert_eq!(value(&printed.stdout, "undying_incarnation"), Some(2.0));
     assert_eq!(value(&printed.stdout, "undying_subject_state"), Some(1.0));
     assert!(value(&printed.stdout, "undying_pause_seconds").unwrap() > 0.0);
+    assert_eq!(value(&printed.stdout, "undying_checkpoints_inexact_total"), Some(0.0));
+    assert_eq!(value(&printed.stdout, "undying_late_releases_total"), Some(0.0));
 
     let path = lab.path("metrics.sock");
     let mut server = lab.undying(["metrics", "--listen", path.to_str().unwrap()]).spawn().unwrap();

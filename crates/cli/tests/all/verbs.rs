@@ -333,6 +333,7 @@ fn assert_list_agrees(lab: &Lab, one: &Value) {
         "checkpoints",
         "held_back",
         "in_flight",
+        "inexact_checkpoints",
         "pause_us",
         "store_bytes",
     ] {

@@ -55,6 +55,7 @@ impl Guard {
             }
             Some(Boundary::Deferred(why)) => {
                 self.files.deferred_now = Some(why.clone());
+                self.voice.record.facts.inexact_checkpoints += 1;
                 if self.files.deferred.note(why) {
                     self.report(RunEvent::FilesDeferred { seq: sequence.get(), reason: why.clone() });
                 }

@@ -238,6 +238,7 @@ impl Guard {
         }
         if release.is_first {
             self.voice.record.facts.connections.held = 0;
+            self.voice.record.facts.connections.late_releases += 1;
             let (after_us, reason) = (time::microseconds(output::TIMEOUT), self.why_behind());
             self.report(RunEvent::OutputReleased { after_us, reason });
         }
