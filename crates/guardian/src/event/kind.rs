@@ -52,11 +52,27 @@ impl EventKind {
     }
 }
 
+/// The events about files.
+macro_rules! files {
+    () => {
+        Self::MovedAside { .. }
+            | Self::FilesInPlace { .. }
+            | Self::FilesCompared { .. }
+            | Self::FilesNotRolledBack { .. }
+            | Self::FilesWentBack { .. }
+            | Self::FilesDeferred { .. }
+            | Self::FilesBroken { .. }
+            | Self::FilesExactAgain { .. }
+            | Self::FilesTooOld { .. }
+    };
+}
+
 impl RunEvent {
     /// Returns the kind of this event.
     #[must_use]
     pub const fn kind(&self) -> EventKind {
         match self {
+            files!() => EventKind::Files,
             Self::Died { .. }
             | Self::ChildDied { .. }
             | Self::ChildrenUnseen
@@ -90,15 +106,6 @@ impl RunEvent {
             | Self::StatusUnwritable { .. }
             | Self::CheckpointsLate { .. }
             | Self::CheckpointsOnTime { .. } => EventKind::Refusals,
-            Self::MovedAside { .. }
-            | Self::FilesInPlace { .. }
-            | Self::FilesCompared { .. }
-            | Self::FilesNotRolledBack { .. }
-            | Self::FilesWentBack { .. }
-            | Self::FilesDeferred { .. }
-            | Self::FilesBroken { .. }
-            | Self::FilesExactAgain { .. }
-            | Self::FilesTooOld { .. } => EventKind::Files,
             Self::Connections { .. } | Self::OutputReleased { .. } | Self::ListenersNotKept { .. } => {
                 EventKind::Connections
             }
