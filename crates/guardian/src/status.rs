@@ -11,7 +11,7 @@ use store::{Store, SubjectName};
 use sys::clock::Clock;
 
 use crate::error::{Found, GuardianError, Result};
-use crate::event::wording::headline;
+use crate::event::reason::headline;
 use crate::history::age;
 use crate::images;
 use crate::location::StoreLocation;

@@ -28,7 +28,8 @@ use crate::event::RunEvent;
 use crate::location::StoreLocation;
 use crate::record::Record;
 use crate::run::{Claim, UNDO_DIRECTORY, remove_log};
-use crate::{own_lines, streams, system};
+use crate::system::SystemRecord;
+use crate::{own_lines, streams};
 
 /// What `restore` does with files that have changed since the checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -197,7 +198,8 @@ pub(crate) fn claim_of(location: &StoreLocation, image: &str) -> Result<Option<C
         Err(GuardianError::NameTaken { name: taken, .. }) => {
             let record = Record::read(&store.root().join(name.as_str()))?;
             let guardian = record.map_or(Pid(0), |record| record.guardian.key().pid);
-            let is_component = system::components(&store)?.iter().any(|one| one.name == taken);
+            let system = SystemRecord::read(&store)?;
+            let is_component = system.is_some_and(|system| system.components.contains_key(&taken));
             let end = if is_component {
                 format!("undying --store {} stop {taken}", store.root().display())
             } else {

@@ -8,6 +8,7 @@
 //! Does not: print events, write events, or make the text of an event; `wording` makes the text.
 
 pub(crate) mod kind;
+pub(crate) mod reason;
 pub(crate) mod severity;
 pub(crate) mod wording;
 

@@ -260,7 +260,7 @@ impl Word {
 ///
 /// `NotDone` with the reason of the guardian, or after the time limit.
 pub(crate) fn prune(name: &str, keep: usize) -> Result<()> {
-    let not_done = |why: String| GuardianError::NotDone { why };
+    let not_done = |why: String| GuardianError::NotDone { why, code: None };
     let own = new_socket()?;
     bind_to_new_name(&own)?;
     let failed = |errno| Error::new("send a request to the guardian", errno);

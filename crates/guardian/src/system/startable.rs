@@ -13,7 +13,7 @@ use supervise::{Component, Condition, Mistake, Probe, Spanned, System};
 
 use super::request::{self, Means};
 use crate::error::GuardianError;
-use crate::event::wording::parts_of;
+use crate::event::reason::parts_of;
 use crate::run::{Launch, Setting};
 
 /// Returns the keys with which components cannot be started here. Only the components for which `is_checked` returns

@@ -20,7 +20,7 @@ use super::super::watching::BEGINNING;
 use super::parts::{After, Guard, Progress};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
-use crate::event::wording::{changed_since, headline_of, output_sent, told};
+use crate::event::reason::{changed_since, headline_of, output_sent, told};
 use crate::record::FreshReport;
 use crate::signals::KILL;
 use crate::time;

@@ -22,7 +22,7 @@ use super::super::reasons::Reasons;
 use super::super::tracer::{News, TakenNews};
 use super::parts::Guard;
 use crate::error::GuardianError;
-use crate::event::wording::headline;
+use crate::event::reason::headline;
 use crate::event::{CheckpointEvent, PhaseTimes, RunEvent};
 use crate::record::{Failing, PauseMicroseconds, SlicesReport, StoredReport};
 use crate::time;

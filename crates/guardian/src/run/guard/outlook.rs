@@ -15,7 +15,7 @@ use tracee::{procfs, tree};
 use super::super::watching::BEGINNING;
 use super::parts::Guard;
 use crate::event::RunEvent;
-use crate::event::wording::{changed_since, output_sent, told, too_old};
+use crate::event::reason::{changed_since, output_sent, told, too_old};
 use crate::record::{Brings, DeathNow, LateReport};
 use crate::time;
 
