@@ -88,7 +88,7 @@ fn events_and_the_list_of_checkpoints_agree_on_pages() {
     // The memory of the program grows, so that the checkpoints differ in their numbers of pages.
     let script = "piece=$(head -c 65536 /dev/zero | tr '\\0' x)
         while [ ! -e stop ]; do [ ${#all} -gt 4000000 ] || all=$all$piece; sleep 0.02; done";
-    let guarded = Guarded::run(&lab, &["--keep", "1000"], script);
+    let guarded = Guarded::run(&lab, &["--keep", "1000", "--store-max", "off"], script);
     guarded.await_checkpoints(5);
     guarded.kill();
     guarded.await_checkpoints(5);

@@ -388,7 +388,16 @@ fn a_component_that_does_not_end_is_killed_after_a_time() {
         format!("[component.{name}]\ncommand = [\"PROGRAM\", \"FOLDER/{name}\", \"stay\"]\n{keys}\n")
     };
     let file = |keys: &str| [component("stays", ""), component("soon", keys)].concat();
-    let system = System::up(&file("stop_timeout = \"1s\""));
+    // A shell without job control ignores SIGINT in its background commands, and programs inherit this.
+    let system = System::up_with(&file("stop_timeout = \"1s\""), |lab, command| {
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", "trap '' INT; exec \"$@\"", "sh"])
+            .arg(command.get_program())
+            .args(command.get_args());
+        lab.detached(&mut shell);
+        *command = shell;
+    });
     for name in ["stays", "soon"] {
         system.await_state(name, "ready");
         until("its first line", || (!system.lines(name).is_empty()).then_some(()));

@@ -331,11 +331,13 @@ fn assert_list_agrees(lab: &Lab, one: &Value) {
         "checkpoint_age_us",
         "death_now",
         "checkpoints",
+        "costs",
         "held_back",
         "in_flight",
         "inexact_checkpoints",
         "pause_us",
         "store_bytes",
+        "stored",
     ] {
         expected[key] = now[0][key].clone();
     }

@@ -88,6 +88,16 @@ impl ReadyPipe {
 }
 
 impl Launch {
+    /// Returns the signals that get their default actions in the program, as a set of bits. A service must end at each
+    /// signal that its description names as `stop_signal`, however `undying` was started: nohup(1) and background
+    /// commands of a shell pass ignored signals on. Only SIGPIPE stays as it is, because it ends nothing by intention.
+    pub(super) fn default_signals(&self) -> u64 {
+        const PIPE: u32 = 13;
+        const CANNOT_CHANGE: [u32; 2] = [9, 19];
+        let standard = (1..32).filter(|number| *number != PIPE && !CANNOT_CHANGE.contains(number));
+        if self.is_service { standard.map(|number| 1 << (number - 1)).sum() } else { 0 }
+    }
+
     /// Opens the log file, if one is set. If the user of the program can change where the path of the log leads, the log
     /// is opened with the rights of this user.
     pub(super) fn open_log(&self) -> Result<Option<OwnedFd>> {

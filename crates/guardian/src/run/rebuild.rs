@@ -372,7 +372,8 @@ pub(super) fn spawn(
     let (program, arguments) = words.split_first().ok_or_else(no_command)?;
     let mut command = Command::new(program);
     command.env(VARIABLE, requests);
-    sys::signal::start_with(command.args(arguments), host.blocked_before, host.defaults);
+    let defaults = host.defaults | launch.default_signals();
+    sys::signal::start_with(command.args(arguments), host.blocked_before, defaults);
     launch.prepare(&mut command, streams.log())?;
     let failed = |error: std::io::Error| {
         let source = sys::Error::path("execute", Path::new(program), error);

@@ -225,7 +225,7 @@ impl UndoLog {
 
     /// Records that the present state of files is the state at checkpoint `sequence`. Begins a new epoch and returns
     /// `true`; earlier ids become invalid. If the present epoch has no records, adds `sequence` to this epoch and
-    /// returns `false`. Runs inside the pause; creates no file after [`Self::prepare`].
+    /// returns `false`. Runs inside the pause; creates no file after [`Self::prepared`].
     pub fn boundary(&mut self, sequence: Sequence) -> Result<bool> {
         let present = self.present();
         if present.is_empty && !present.is_broken && !self.is_long() {
