@@ -37,7 +37,9 @@ class Client(threading.Thread):
             try:
                 connection = connection or self.connect()
             except OSError as error:
-                self.failed("connect: " + errno.errorcode.get(error.errno, str(error)))
+                # A connection that is in no checkpoint yet is reset at a death, also before connect(2) has returned.
+                is_reset = isinstance(error, ConnectionResetError)
+                self.failed("ended" if is_reset else "connect: " + errno.errorcode.get(error.errno, str(error)))
                 time.sleep(PAUSE_S)
                 continue
             line = b"%d %d\n" % (id(self), number)
