@@ -91,11 +91,6 @@ fn clients_of_components_that_are_killed_are_never_refused() {
 }
 
 #[test]
-fn clients_of_operated_systems_see_only_announced_errors() {
-    short_form("operated.py", &["--seconds", testkit::rounds("20", "600")], &["mkfs.ext4"]);
-}
-
-#[test]
 fn servers_that_are_killed_lose_no_acknowledged_request() {
     let words = ["--kills", "3", "--only", "mapped-10mib", "--mode", "held", "committed"];
     short_form("servers.py", &words, &[]);
