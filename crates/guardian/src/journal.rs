@@ -7,7 +7,7 @@
 //! Owns: the thread that writes these files, the times of the writes, the two event files, and reading the events in
 //! order.
 //! Invariants: only the journal thread waits for the disk; its queue is bounded. The status is written at most every
-//! 200 ms, and immediately after an event. Checkpoint events have a separate file, so that they never displace the
+//! 200 ms, and immediately after an event. A status that could not be written is tried again. Checkpoint events have a separate file, so that they never displace the
 //! event of a death. A truncated line is skipped. Only the owner may read the files.
 //! Does not: make the text of events, know the form of the status, or protect the newest lines from a power cut. A
 //! restore does not need these lines.
@@ -136,6 +136,15 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes back a status that could not be written, for example on a full disk. It is written again after `QUIET`, unless
+    /// a newer one has come. Without this status, the next guardian would start the program beside its present process.
+    fn keep(&self, record: Option<Box<Record>>) {
+        let mut state = self.state();
+        if !state.is_closed && state.record.is_none() {
+            state.record = record;
+        }
+    }
+
     /// Waits for the next data to write. Returns `None` when the journal is closed and everything is written.
     fn next(&self, due: Instant, clock: &Clock) -> Option<(Option<Box<Record>>, Vec<EventRow>)> {
         let mut state = self.state();
@@ -163,9 +172,12 @@ fn write(shared: &Shared, mut events: EventFiles, clock: &Clock) {
     while let Some((record, rows)) = shared.next(due, clock) {
         due = clock.now() + QUIET;
         // Events are written first, so that a reader of the new status finds the events that led to this status.
-        let written =
-            events.append(&rows).and(record.map_or(Ok(()), |record| record.write(events.directory())));
-        if let Err(error) = written {
+        let appended = events.append(&rows);
+        let written = record.as_ref().map_or(Ok(()), |record| record.write(events.directory()));
+        if written.is_err() {
+            shared.keep(record);
+        }
+        if let Err(error) = appended.and(written) {
             shared.state().error = Some(error);
         }
     }
@@ -323,6 +335,19 @@ mod tests {
     use super::*;
     use crate::event::CheckpointEvent;
     use crate::record::SubjectFacts;
+
+    #[test]
+    fn a_status_that_could_not_be_written_is_written_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("job");
+        let journal = Journal::start(&directory, "job", Clock::default()).unwrap();
+        journal.set(&Record { first_sequence: 7, ..Record::default() });
+        testkit::until("an error", || journal.take_error());
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        let written = testkit::until("the status", || Record::read(&directory).ok().flatten());
+        assert_eq!(written.first_sequence, 7);
+    }
 
     #[test]
     fn everything_is_written_in_the_end_and_a_failure_is_reported() {
