@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use image::{Owner, RecordSet};
 use resource::fd::envelope::Envelope;
+use resource::fd::pieces::Pieces;
 use resource::fd::{self, FdCreate, FdRecord, Kept};
 use resource::files::Covered;
 use resource::memory;
@@ -40,6 +41,7 @@ pub fn create_all(input: &[u8]) -> bool {
 fn create_of(input: &[u8], is_wanted: impl Fn(&str) -> bool) -> bool {
     let Ok(mut records) = RecordSet::decode(&repair_records(input)) else { return false };
     let opener = Opener::default();
+    let Ok(mut pieces) = Pieces::take(&mut records) else { return false };
     let objects = open_objects(&records, &opener, &is_wanted);
     let (mut created, mut shared) = (HashMap::new(), Shared::default());
     let mut is_made = !objects.is_empty();
@@ -48,7 +50,7 @@ fn create_of(input: &[u8], is_wanted: impl Fn(&str) -> bool) -> bool {
         let envelopes: Vec<(FdRecord, Envelope)> = of_kind
             .filter_map(|record| {
                 let Owner::Description(id) = record.owner else { return None };
-                let envelope = Envelope::from_record(&record).ok()?;
+                let envelope = Envelope::from_record(&record, id, &mut pieces).ok()?;
                 kind.check(record.version, &envelope.payload).ok()?;
                 Some((envelope.fd_record(id, opener.clone()), envelope))
             })

@@ -7,6 +7,7 @@
 use image::{Owner, Record, RecordSet};
 use prost::Message;
 use resource::fd::envelope::Envelope;
+use resource::fd::pieces::Pieces;
 use resource::memory::{AreaRecord, ObjectRecord};
 use resource::{ResourceError, fd, memory, state};
 
@@ -34,15 +35,21 @@ struct Areas {
 
 /// Has the kind of every record check it; whether all accept theirs.
 pub(crate) fn check(input: &[u8]) -> bool {
-    let Ok(records) = RecordSet::decode(&repair_records(input)) else { return false };
-    let outcomes: Vec<bool> = records.iter().map(|record| check_record(record).is_ok()).collect();
+    let Ok(mut records) = RecordSet::decode(&repair_records(input)) else { return false };
+    let Ok(mut pieces) = Pieces::take(&mut records) else { return false };
+    let outcomes: Vec<bool> =
+        records.iter().map(|record| check_record(record, &mut pieces).is_ok()).collect();
     !outcomes.is_empty() && outcomes.iter().all(|is_accepted| *is_accepted)
 }
 
-fn check_record(record: &Record) -> resource::Result<()> {
+fn check_record(record: &Record, pieces: &mut Pieces) -> resource::Result<()> {
     let unknown = || ResourceError::Malformed { kind: "any", why: format!("`{}` is unknown", record.kind) };
     if let Some(kind) = fd::REGISTRY.iter().find(|kind| kind.name() == record.kind) {
-        return kind.check(record.version, &Envelope::from_record(record)?.payload);
+        let id = match record.owner {
+            Owner::Description(id) => id,
+            _ => model::DescriptionId(0),
+        };
+        return kind.check(record.version, &Envelope::from_record(record, id, pieces)?.payload);
     }
     if let Some(kind) = state::kind_named(&record.kind) {
         return kind.check(record.version, &record.payload);
@@ -90,12 +97,12 @@ pub fn of_kind(records: &RecordSet, kind: &str) -> Option<RecordSet> {
 
 fn memory_of(record: &Record, kind: &str) -> Option<Vec<u8>> {
     if record.kind == OBJECTS && record.owner == Owner::Tree {
-        let mut message = Objects::decode(record.payload.as_slice()).ok()?;
+        let mut message = Objects::decode(&*record.payload).ok()?;
         message.objects.retain(|object| object.kind == kind);
         return (!message.objects.is_empty()).then(|| message.encode_to_vec());
     }
     if record.kind == AREAS && kind == PRIVATE {
-        let mut message = Areas::decode(record.payload.as_slice()).ok()?;
+        let mut message = Areas::decode(&*record.payload).ok()?;
         message.areas.retain(|area| area.object == 0 && !area.shared);
         return (!message.areas.is_empty()).then(|| message.encode_to_vec());
     }

@@ -9,6 +9,7 @@
 
 use std::fmt;
 
+use bytes::Bytes;
 use model::{DescriptionId, Pid, Tid};
 use prost::Message;
 
@@ -37,13 +38,13 @@ pub struct Record {
     /// The object whose state the record describes.
     pub owner: Owner,
     /// The state, encoded by the kind.
-    pub payload: Vec<u8>,
+    pub payload: Bytes,
 }
 
 impl Record {
     /// Creates a record of a kind for an owner.
-    pub fn new(kind: impl Into<String>, version: u32, owner: Owner, payload: Vec<u8>) -> Self {
-        Self { kind: kind.into(), version, owner, payload }
+    pub fn new(kind: impl Into<String>, version: u32, owner: Owner, payload: impl Into<Bytes>) -> Self {
+        Self { kind: kind.into(), version, owner, payload: payload.into() }
     }
 
     /// Encodes the record as `message Record` of docs/format.md.
@@ -74,8 +75,8 @@ pub(crate) struct RecordMessage {
     version: u32,
     #[prost(oneof = "OwnerMessage", tags = "3, 4, 5, 6, 7")]
     owner: Option<OwnerMessage>,
-    #[prost(bytes = "vec", tag = "8")]
-    payload: Vec<u8>,
+    #[prost(bytes = "bytes", tag = "8")]
+    payload: Bytes,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, prost::Oneof)]

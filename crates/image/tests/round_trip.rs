@@ -28,7 +28,7 @@ fn owner() -> impl Strategy<Value = Owner> {
 
 fn record() -> impl Strategy<Value = Record> {
     ("[a-c]{1,2}", any::<u32>(), owner(), prop::collection::vec(any::<u8>(), 0..200))
-        .prop_map(|(kind, version, owner, payload)| Record { kind, version, owner, payload })
+        .prop_map(|(kind, version, owner, payload)| Record::new(kind, version, owner, payload))
 }
 
 proptest! {
@@ -191,7 +191,7 @@ fn records_are_found_by_kind_and_owner() {
     set.push(area(first, 3));
     set.push(Record::new("unknown", 4, Owner::Tree, vec![]));
     assert_eq!(set.take("area", Owner::Thread(Tid(1))), None);
-    assert_eq!(set.take("area", first).unwrap().payload, [1]);
+    assert_eq!(set.take("area", first).unwrap().payload[..], [1]);
     let rest: Vec<u8> = set.take_all("area").into_iter().map(|record| record.payload[0]).collect();
     assert_eq!(rest, [2, 3]);
     let left = set.first_left().unwrap();

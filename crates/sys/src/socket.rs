@@ -207,6 +207,38 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<Peeked>>
     Ok(Some(peeked))
 }
 
+/// Size in bytes of the buffer that receives skipped bytes. The buffer stays in the cache of the processor.
+const SKIP_BYTES: usize = 64 * 1024;
+/// Maximum number of parts of one message (UIO_MAXIOV).
+const PARTS_MAX: usize = 1024;
+
+/// Peeks into the bytes of a stream socket, and copies the bytes behind the first `skip` bytes into `bytes`. Returns
+/// the number of bytes that the kernel has copied, including the skipped bytes.
+pub fn peek_behind(socket: BorrowedFd<'_>, skip: usize, bytes: &mut [u8]) -> Result<usize> {
+    let mut scratch = vec![0_u8; skip.div_ceil(PARTS_MAX - 1).max(SKIP_BYTES).min(skip)];
+    let mut parts = Vec::with_capacity(PARTS_MAX);
+    let mut left = skip;
+    while left > 0 {
+        let now = left.min(scratch.len());
+        parts.push(libc::iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: now });
+        left -= now;
+    }
+    parts.push(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
+    // SAFETY: a message header of zeroes is valid: no name, no parts, no control data.
+    let mut header: libc::msghdr = unsafe { zeroed() };
+    header.msg_iov = parts.as_mut_ptr();
+    header.msg_iovlen = parts.len();
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: every part points into `scratch` or `bytes`, which live through the call. Parts may overlap: the kernel
+    // fills one after the other, and the content of `scratch` is not used.
+    let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
+    if result >= 0 {
+        return Ok(result as usize);
+    }
+    let errno = Errno::last();
+    if errno.0 == libc::EAGAIN { Ok(0) } else { Err(Error::new("peek into a socket", errno)) }
+}
+
 /// Discards all messages in the queue of a datagram socket, with their descriptors.
 pub fn forget_messages(socket: BorrowedFd<'_>) -> Result<()> {
     loop {

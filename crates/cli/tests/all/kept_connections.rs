@@ -242,6 +242,100 @@ fn connections_in_use_go_on_without_a_gap() {
     assert_eq!(guarded.end(), 0);
 }
 
+/// A server that answers each line with a number. For the line `much`, it sends 32 MiB in which each four bytes are
+/// their own place, as fast as the client reads. Its listening socket does not have SO_REUSEADDR.
+const GENEROUS: &str = r#"exec python3 -c '
+import array, os, selectors, socket
+much = memoryview(array.array("I", range(8 << 20))).cast("B")
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen(64)
+with open("port.new", "w") as file:
+    file.write(str(listener.getsockname()[1]))
+os.rename("port.new", "port")
+selector = selectors.DefaultSelector()
+selector.register(listener, selectors.EVENT_READ, [0, None])
+while not os.path.exists("stop"):
+    for key, ready in selector.select(0.02):
+        connection, state = key.fileobj, key.data
+        if connection is listener:
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_READ, [0, None])
+        elif ready & selectors.EVENT_WRITE:
+            state[1] = state[1][connection.send(state[1]):]
+            if not state[1]:
+                selector.modify(connection, selectors.EVENT_READ, state)
+        else:
+            said = connection.recv(4096)
+            if said == b"much\n":
+                state[1] = much
+                selector.modify(connection, selectors.EVENT_WRITE, state)
+            elif said:
+                state[0] += 1
+                connection.send(b"%d\n" % state[0])
+            else:
+                selector.unregister(connection)
+                connection.close()
+'"#;
+
+/// Returns the number of bytes that a process has written to disks.
+fn bytes_written(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap();
+    let count = text.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+    count.unwrap().parse().unwrap()
+}
+
+/// Before, each checkpoint saved the whole queues, and everybody waited for a checkpoint of many megabytes.
+#[test]
+fn clients_that_do_not_read_delay_only_themselves_and_lose_no_byte() {
+    if !can_hold() {
+        return;
+    }
+    const SLOW: usize = 4;
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &COMMITTED, GENEROUS);
+    let mut quick = Client::connect(&lab);
+    assert!(quick.ask());
+    let slow: Vec<Client> = (0..SLOW).map(|_| Client::connect(&lab)).collect();
+    let connections = slow.iter().map(|client| client.stream.get_ref());
+    connections.clone().for_each(|mut connection| connection.write_all(b"much\n").unwrap());
+    // The queues become full.
+    let waiting =
+        || connections.clone().map(|one| rustix::io::ioctl_fionread(one).unwrap() as usize).collect();
+    let mut before: Vec<usize> = waiting();
+    until("full queues", || {
+        std::thread::sleep(Duration::from_millis(500));
+        let now: Vec<usize> = waiting();
+        (std::mem::replace(&mut before, now.clone()) == now && now.iter().all(|one| *one > 0)).then_some(())
+    });
+    let (written, checkpoints) = (bytes_written(guarded.guardian.id()), durable(&lab).unwrap());
+    for _ in 0..100 {
+        assert!(quick.ask());
+    }
+    let written = bytes_written(guarded.guardian.id()) - written;
+    let each = written / (durable(&lab).unwrap() - checkpoints);
+    println!("{each} bytes for each checkpoint");
+    // The queues together contain 10 MiB.
+    assert!(each < 1 << 20, "{each} bytes for each checkpoint");
+    // The queues come back after a death. Each byte of the replies arrives once.
+    guarded.await_checkpoints(2);
+    guarded.kill();
+    assert!(quick.ask());
+    std::thread::scope(|scope| {
+        for mut client in slow {
+            scope.spawn(move || {
+                let mut reply = vec![0; 32 << 20];
+                client.stream.read_exact(&mut reply).unwrap();
+                let is_right = |(place, bytes): (usize, &[u8])| bytes == (place as u32).to_le_bytes();
+                assert!(reply.chunks_exact(4).enumerate().all(is_right));
+                assert!(client.ask());
+            });
+        }
+    });
+    assert_eq!(guarded.end(), 0);
+}
+
 #[test]
 fn no_reply_comes_before_a_checkpoint_has_it() {
     if !can_hold() {

@@ -342,7 +342,7 @@ impl Descriptors {
             let (Some(kind), Some(capture), Some(mut envelope)) = found else { continue };
             envelope.locks = locks.remove(&description.id).unwrap_or_default();
             let payload = capture.after(description)?;
-            records.push(envelope.complete(kind, payload).into_record(Owner::Description(description.id)));
+            envelope.complete(kind, payload).put(description.id, capture.parts(), records);
         }
         for pid in processes.pids() {
             let mut found = Vec::new();

@@ -10,6 +10,7 @@ use image::{Owner, RecordSet, SpaceId};
 use model::{Address, AddressRange, Pid, Tid};
 use resource::fd;
 use resource::fd::envelope::Envelope;
+use resource::fd::pieces::Pieces;
 use resource::files::{DirectoryRecord, FileRecord};
 use resource::memory::{self, AreaRecord, ObjectRecord};
 use resource::state::{self, Level, StateKind};
@@ -93,6 +94,7 @@ impl Plan {
             return Err(EngineError::Incomplete("the image contains no living process".to_owned()));
         }
         let mut envelopes = Vec::new();
+        let mut pieces = Pieces::take(&mut records)?;
         for kind in fd::REGISTRY {
             for record in records.take_all(kind.name()) {
                 let Owner::Description(id) = record.owner else {
@@ -102,11 +104,12 @@ impl Plan {
                 if record.version > kind.version() {
                     return Err(unknown(&record));
                 }
-                let envelope = Envelope::from_record(&record)?;
+                let envelope = Envelope::from_record(&record, id, &mut pieces)?;
                 kind.check(record.version, &envelope.payload)?;
                 envelopes.push((id.get(), envelope));
             }
         }
+        pieces.finish()?;
         if let Some(record) = records.first_left() {
             return Err(unknown(record));
         }
@@ -307,7 +310,7 @@ fn take_states(records: &mut RecordSet, level: Level, owner: Owner) -> Result<Ve
                 return Err(unknown(&record));
             }
             kind.check(record.version, &record.payload)?;
-            found.push(PlannedState { kind, version: record.version, payload: record.payload });
+            found.push(PlannedState { kind, version: record.version, payload: record.payload.into() });
         }
     }
     Ok(found)

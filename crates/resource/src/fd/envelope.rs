@@ -13,7 +13,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use image::{Owner, Record};
+use image::{Owner, Record, RecordSet};
 use model::{DescriptionId, Fd, Pid, Signal};
 use prost::Message;
 use rustix::fs::{OFlags, SeekFrom};
@@ -26,6 +26,7 @@ use super::description::{Description, Known};
 use super::kind::{FdKind, FdRecord};
 use super::locks::Holding;
 use super::locks::{self, Lock};
+use super::pieces::{self, Part, PartMessage, Pieces};
 use super::scope::CaptureScope;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -81,6 +82,9 @@ struct EnvelopeMessage {
     signal: i32,
     #[prost(message, repeated, tag = "9")]
     locks: Vec<Lock>,
+    /// The parts of the payload that follow `payload`; empty if no part is a piece.
+    #[prost(message, repeated, tag = "10")]
+    parts: Vec<PartMessage>,
 }
 
 impl Envelope {
@@ -131,9 +135,10 @@ impl Envelope {
         Ok(Self::inside(description)?.complete(kind, payload))
     }
 
-    /// Encodes the envelope as a record of the image.
-    #[must_use]
-    pub fn into_record(self, owner: Owner) -> Record {
+    /// Encodes the envelope as records of the image. `parts` are the parts of the payload that follow the payload of the
+    /// envelope.
+    pub fn put(mut self, id: DescriptionId, parts: Vec<Part>, records: &mut RecordSet) {
+        let parts = pieces::put(parts, &mut self.payload, id, records);
         let (owner_type, owner_id) = self.owner.map_or((0, 0), FileOwner::to_raw);
         let message = EnvelopeMessage {
             payload: self.payload,
@@ -145,13 +150,16 @@ impl Envelope {
             owner: owner_id,
             signal: self.signal.map_or(0, Signal::get),
             locks: self.locks,
+            parts,
         };
-        Record::new(self.kind, self.version, owner, message.encode_to_vec())
+        let owner = Owner::Description(id);
+        records.push(Record::new(self.kind, self.version, owner, message.encode_to_vec()));
     }
 
-    /// Decodes a record of the image.
-    pub fn from_record(record: &Record) -> Result<Self> {
-        let message: EnvelopeMessage = crate::error::decode("fd/*", &record.payload)?;
+    /// Decodes the record of a description. `pieces` are all pieces of the image.
+    pub fn from_record(record: &Record, id: DescriptionId, pieces: &mut Pieces) -> Result<Self> {
+        let mut message: EnvelopeMessage = crate::error::decode("fd/*", &record.payload)?;
+        pieces.assemble(id, &mut message.payload, &message.parts)?;
         Ok(Self {
             kind: record.kind.clone(),
             version: record.version,

@@ -18,6 +18,7 @@ use sys::packet_hold::{PacketHold, SocketMark};
 use tracee::{ProcessMemory, Stub};
 
 use super::description::{Description, Known};
+use super::pieces::Part;
 use super::scope::CaptureScope;
 use super::vacated::Vacated;
 use crate::error::Result;
@@ -133,6 +134,10 @@ pub trait FdCapture: std::fmt::Debug {
     }
     /// Returns the payload of the record. Called after the pause.
     fn after(&mut self, description: &Known) -> Result<Vec<u8>>;
+    /// Returns the parts of the payload that follow the bytes of `after`. Called after `after`.
+    fn parts(&mut self) -> Vec<Part> {
+        Vec::new()
+    }
     /// Reverts the changes that `inside` made to the subject's own description. Called when a checkpoint that should
     /// kill the subject (`scope.kills`) has failed, and the subject continues. Not called for a dead subject.
     fn release(&mut self, description: &Description) {

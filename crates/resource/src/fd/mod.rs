@@ -42,6 +42,7 @@ pub mod netlink;
 pub mod packet;
 pub(crate) mod peek_queue;
 pub mod pidfd;
+pub mod pieces;
 pub mod pipe;
 pub mod proc_file;
 pub mod raw;
@@ -57,6 +58,7 @@ pub mod sockets;
 pub mod symlink;
 pub mod tcp;
 mod tcp_progress;
+mod tcp_stream;
 #[cfg(test)]
 pub(crate) mod test_support;
 pub mod timerfd;

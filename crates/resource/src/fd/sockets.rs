@@ -29,6 +29,7 @@ use super::kept_connections::{Keep, KeptConnections};
 use super::socket_family::Family;
 use super::socket_options::{Fresh, Options};
 use super::tcp_progress::Progress;
+use super::tcp_stream::Streams;
 use crate::error::Result;
 
 /// Maximum age of cached options.
@@ -55,7 +56,12 @@ struct Shared {
     /// The last packet that was in the queue of `hold` when the pause began.
     held_through: Cell<Option<PacketNumber>>,
     may_repair: Cell<Option<bool>>,
+    /// The known bytes in the queues of connections whose whole state is captured, by socket cookie.
+    streams: RefCell<HashMap<u64, (Streams, InThisPause)>>,
 }
+
+/// Reports whether the connection was captured in this pause.
+type InThisPause = bool;
 
 #[derive(Debug)]
 struct Aged<T> {
@@ -82,6 +88,7 @@ impl Sockets {
         self.0.ends.borrow_mut().clear();
         self.0.kept.borrow_mut().begin_pause();
         self.0.unheld.set(0);
+        self.0.streams.borrow_mut().retain(|_, (_, is_used)| std::mem::take(is_used));
         // The sockets are read after this call. Their state in this pause therefore includes all packets that are
         // already in the queue.
         let hold = self.0.hold.borrow();
@@ -98,6 +105,15 @@ impl Sockets {
     /// back.
     pub(crate) fn mark(&self) -> Option<SocketMark> {
         self.0.hold.borrow().as_ref().map(|hold| hold.mark())
+    }
+
+    /// Calls `read` with the bytes in the queues of a connection that earlier checkpoints have read. A connection that was
+    /// not captured in the previous pause has no known bytes. Called inside the pause.
+    pub(super) fn with_streams<T>(&self, cookie: u64, read: impl FnOnce(&mut Streams) -> T) -> T {
+        let mut all = self.0.streams.borrow_mut();
+        let (streams, is_used) = all.entry(cookie).or_default();
+        *is_used = true;
+        read(streams)
     }
 
     /// Counts a socket that can answer peers and whose output is not held back. Called inside the pause.

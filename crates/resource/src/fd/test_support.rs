@@ -105,11 +105,13 @@ pub(crate) fn capture_again(
     captures
         .into_iter()
         .map(|(description, mut capture)| {
+            let mut payload = capture.after(description)?;
+            capture.parts().iter().for_each(|part| payload.extend_from_slice(part.bytes()));
             Ok(FdRecord {
                 id: description.id,
                 holder: (description.pid, description.fd),
                 version: kind.version(),
-                payload: capture.after(description)?,
+                payload,
                 flags: description.info.description_flags(),
                 position: description.info.position,
                 opener: Opener::default(),

@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::fd::description::{Description, Known};
 use crate::fd::envelope::Envelope;
 use crate::fd::kind::{FdCapture, FdCreate, FdKind, FdRecord, Kept};
+use crate::fd::pieces::Pieces;
 use crate::fd::scope::CaptureScope;
 use crate::fd::sockets::Sockets;
 use crate::fd::test_support::known_of;
@@ -126,9 +127,12 @@ impl Subject {
         let mut complete = Vec::new();
         for ((description, capture), envelope) in self.descriptions.iter().zip(&mut captures).zip(envelopes) {
             let envelope = envelope.complete(kind, capture.after(description)?);
-            let record = envelope.clone().into_record(image::Owner::Description(description.id));
-            assert_eq!(Envelope::from_record(&record)?, envelope);
-            complete.push(envelope);
+            let mut records = image::RecordSet::new();
+            let kind = envelope.kind.clone();
+            envelope.put(description.id, capture.parts(), &mut records);
+            let mut pieces = Pieces::take(&mut records)?;
+            let record = records.take(&kind, image::Owner::Description(description.id)).unwrap();
+            complete.push(Envelope::from_record(&record, description.id, &mut pieces)?);
         }
         Ok(complete)
     }

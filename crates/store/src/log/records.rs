@@ -7,12 +7,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use image::{LogPartEncoder, RecordKey, RecordSet};
+use image::{LogPartEncoder, Record, RecordKey, RecordSet};
 
 /// Records by kind, owner, and ordinal (the position among the records with the same kind and owner).
 #[derive(Clone, Debug, Default)]
 pub(super) struct RecordMap {
-    records: BTreeMap<RecordKey, Vec<u8>>,
+    records: BTreeMap<RecordKey, Record>,
 }
 
 impl RecordMap {
@@ -24,14 +24,15 @@ impl RecordMap {
             let count = counts.entry((&record.kind, record.owner)).or_default();
             let key = RecordKey { kind: record.kind.clone(), owner: record.owner, ordinal: *count };
             *count += 1;
-            records.insert(key, record.to_bytes());
+            records.insert(key, record.clone());
         }
         Self { records }
     }
 
     /// Returns the keys of records that differ between the two maps or exist in only one map.
     pub(super) fn changes(&self, before: &Self) -> BTreeSet<RecordKey> {
-        let changed = self.records.iter().filter(|(key, bytes)| before.records.get(*key) != Some(*bytes));
+        let is_same = |key, record| before.records.get(key).is_some_and(|before| are_equal(record, before));
+        let changed = self.records.iter().filter(|(key, record)| !is_same(*key, *record));
         let gone = before.records.keys().filter(|key| !self.records.contains_key(*key));
         changed.map(|(key, _)| key).chain(gone).cloned().collect()
     }
@@ -40,7 +41,7 @@ impl RecordMap {
     pub(super) fn encode(&self, keys: &BTreeSet<RecordKey>, part: &mut LogPartEncoder) {
         for key in keys {
             match self.records.get(key) {
-                Some(bytes) => part.record(key.ordinal, bytes),
+                Some(record) => part.record(key.ordinal, &record.to_bytes()),
                 None => part.removed(key),
             }
         }
@@ -48,6 +49,14 @@ impl RecordMap {
 
     /// Encodes all records.
     pub(super) fn encode_all(&self, part: &mut LogPartEncoder) {
-        self.records.iter().for_each(|(key, bytes)| part.record(key.ordinal, bytes));
+        self.records.iter().for_each(|(key, record)| part.record(key.ordinal, &record.to_bytes()));
     }
+}
+
+/// Reports whether two records have equal bytes. The payload of an unchanged record is often the same memory, which is
+/// not compared with itself.
+fn are_equal(one: &Record, other: &Record) -> bool {
+    let is_same_memory = std::ptr::eq::<[u8]>(&*one.payload, &*other.payload);
+    (one.version, &one.kind, one.owner) == (other.version, &other.kind, other.owner)
+        && (is_same_memory || one.payload == other.payload)
 }

@@ -33,6 +33,7 @@ use super::super::inet_address::{encode, parse_plain};
 use super::super::inherited_socket::InheritedSocket;
 use super::super::kept_connections::Keep;
 use super::super::kind::FdCapture;
+use super::super::pieces::Part;
 use super::super::scope::CaptureScope;
 use super::super::socket_events::events;
 use super::super::socket_family::{Family, IPPROTO_MPTCP, IPPROTO_TCP};
@@ -40,7 +41,7 @@ use super::super::socket_options::{Fresh, Options, REUSE_ADDRESS};
 use super::super::sockets::Sockets;
 use super::super::tcp_progress::{self, Progress};
 use super::super::vacated;
-use super::connection::{self, After};
+use super::connection::{self, After, QueueParts};
 use super::state::{Ended, Listener, NAME, State};
 use crate::error::{ResourceError, Result};
 
@@ -70,6 +71,8 @@ pub(super) struct Capture {
     options: Option<Options>,
     seen: Seen,
     state: Option<State>,
+    /// The bytes of the queues, if they are not in `state`.
+    queues: Vec<QueueParts>,
     held: Option<Held>,
 }
 
@@ -125,6 +128,7 @@ impl Capture {
             options: None,
             seen: Seen::default(),
             state: None,
+            queues: Vec::new(),
             held: None,
         })
     }
@@ -228,7 +232,12 @@ impl Capture {
             }
             let is_whole = self.seen.is_held && tcp_progress::is_open(saved.tcp_state());
             if is_whole {
-                saved.connection = Some(connection::read_moving(socket)?);
+                let cookie =
+                    self.recent.as_ref().map_or_else(|| socket::cookie(socket), |one| Ok(one.cookie))?;
+                let read =
+                    self.sockets.with_streams(cookie, |streams| connection::read_moving(socket, streams));
+                let (connection, queues) = read?;
+                (saved.connection, self.queues) = (Some(connection), queues);
             }
             self.note_progress(socket, saved, if is_whole { Keep::Any } else { Keep::Idle })?;
         }
@@ -267,6 +276,7 @@ impl FdCapture for Capture {
     fn inside(&mut self, description: &Description) -> Result<()> {
         let socket = description.as_fd();
         (self.held, self.options, self.seen) = (None, None, Seen::default());
+        self.queues.clear();
         // The mark is set before the state is read, so that packets that are sent during the read are held back.
         self.mark(socket)?;
         let info = tcp_repair::info(socket)?;
@@ -310,6 +320,11 @@ impl FdCapture for Capture {
         let options = self.options.as_ref().or(self.recent.as_ref().map(|recent| &*recent.options));
         state.options = options.cloned().unwrap_or_default();
         Ok(state.encode_to_vec())
+    }
+
+    fn parts(&mut self) -> Vec<Part> {
+        let queues = std::mem::take(&mut self.queues);
+        queues.into_iter().flat_map(|queue| State::with_queue(queue.direction, queue.parts)).collect()
     }
 
     fn release(&mut self, description: &Description) {

@@ -19,7 +19,9 @@ use sys::tcp_repair::{self, Info, Queue, Repair, State as TcpState, Window};
 use sys::{Errno, Error};
 
 use super::super::inet_address::show;
+use super::super::pieces::Part;
 use super::super::socket_options::{PEEK_OFFSET, RECEIVE_BUFFER, REUSE_ADDRESS, SEND_BUFFER, make_room};
+use super::super::tcp_stream::{Direction, Streams};
 use super::state::{Connection, State};
 use super::{address, segment};
 use crate::error::{ResourceError, Result};
@@ -32,6 +34,10 @@ const WRITE_BYTES: usize = 64 * 1024;
 const ROOM_EXTRA: usize = 256 * 1024;
 /// Maximum number of times that a connection is read again because a packet has changed its state during a read.
 const READS_MAX: usize = 8;
+
+/// Number of known bytes at the end of the queue that are copied again. While the queue is copied, the peer may
+/// acknowledge this number of bytes at its front, and the new bytes are still complete.
+const ACKNOWLEDGED_MEANWHILE: usize = 256 * 1024;
 
 /// What happens to the live socket after the read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,25 +109,42 @@ pub(super) fn leave(socket: BorrowedFd<'_>, reuse: i32, how: Repair) -> Result<(
     Ok(socket_option::set_int(socket, REUSE_ADDRESS, i32::from(reuse != 0))?)
 }
 
-/// Reads an outside connection, which may receive packets during the read. The program is stopped, and neither reads
-/// from the socket nor writes to it. An arriving packet can only append bytes to the receive queue, or remove
-/// acknowledged bytes from the front of the send queue.
-pub(super) fn read_moving(socket: BorrowedFd<'_>) -> Result<Connection> {
-    let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
-    tcp_repair::set_repair(socket, Repair::On)?;
-    let outcome = read_between_packets(socket);
-    leave(socket, reuse, Repair::Off)?;
-    outcome
+/// The bytes of one queue of a connection, as parts of the payload.
+#[derive(Debug)]
+pub(super) struct QueueParts {
+    pub(super) direction: Direction,
+    pub(super) parts: Vec<Part>,
 }
 
-fn read_between_packets(socket: BorrowedFd<'_>) -> Result<Connection> {
+/// Reads an outside connection, which may receive packets during the read. The program is stopped, and neither reads
+/// from the socket nor writes to it. An arriving packet can only append bytes to the receive queue, or remove
+/// acknowledged bytes from the front of the send queue. `streams` contains the bytes that earlier checkpoints have
+/// read. The returned parts contain the bytes of the queues. The queues of the returned connection are empty.
+pub(super) fn read_moving(
+    socket: BorrowedFd<'_>,
+    streams: &mut Streams,
+) -> Result<(Connection, Vec<QueueParts>)> {
+    let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
+    tcp_repair::set_repair(socket, Repair::On)?;
+    let mut found = Vec::new();
+    let outcome = read_between_packets(socket, &mut |direction, end, length| {
+        let read = |new| peek_last(socket, length, new);
+        let (parts, length) = streams.of(direction).update(end, length, read)?;
+        found.push(QueueParts { direction, parts });
+        Ok((Vec::new(), length))
+    });
+    leave(socket, reuse, Repair::Off)?;
+    Ok((outcome?, found))
+}
+
+fn read_between_packets(socket: BorrowedFd<'_>, read: &mut ReadQueue<'_>) -> Result<Connection> {
     for _ in 0..READS_MAX {
         let info = tcp_repair::info(socket)?;
         tcp_repair::choose_queue(socket, Queue::Receive)?;
         let end = tcp_repair::sequence(socket)?;
         let unread = socket::readable_bytes(socket)?;
         if tcp_repair::info(socket)?.received_bytes == info.received_bytes {
-            return read_queues(socket, &info, end, unread);
+            return read_queues(socket, &info, (end, unread), read);
         }
     }
     Err(Error::new("read a TCP connection between two packets", Errno(EBUSY)).into())
@@ -152,12 +175,27 @@ fn read_once(socket: BorrowedFd<'_>) -> Result<Connection> {
     let info = tcp_repair::info(socket)?;
     tcp_repair::choose_queue(socket, Queue::Receive)?;
     let end = tcp_repair::sequence(socket)?;
-    read_queues(socket, &info, end, socket::readable_bytes(socket)?)
+    let unread = socket::readable_bytes(socket)?;
+    read_queues(socket, &info, (end, unread), &mut |_, _, length| {
+        let bytes = peek(socket, length)?;
+        let length = bytes.len();
+        Ok((bytes, length))
+    })
 }
 
-/// Reads the remaining state of one end. `end` is the sequence number at the end of the receive queue, and `unread`
-/// is the number of bytes in this queue.
-fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> Result<Connection> {
+/// Reads the bytes of the queue that was chosen in repair mode. Receives the sequence number at the end of the queue, and
+/// the number of bytes in the queue. Returns the bytes for the [`Connection`], and the number of bytes in the queue,
+/// which is smaller if the peer has acknowledged bytes meanwhile.
+type ReadQueue<'a> = dyn FnMut(Direction, u32, usize) -> Result<(Vec<u8>, usize)> + 'a;
+
+/// Reads the remaining state of one end. The receive queue ends at the sequence number `end`, and contains `unread`
+/// bytes.
+fn read_queues(
+    socket: BorrowedFd<'_>,
+    info: &Info,
+    (end, unread): (u32, usize),
+    read: &mut ReadQueue<'_>,
+) -> Result<Connection> {
     let state = TcpState::from_number(info.state);
     let fin_received = matches!(state, Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck));
     let fin_sent = matches!(
@@ -166,13 +204,13 @@ fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> 
     );
     let fin_waits = fin_sent && state != Some(TcpState::FinWait2);
     let receive_end = end.wrapping_sub(u32::from(fin_received));
-    let received = peek(socket, unread)?;
+    let (received, _) = read(Direction::Received, receive_end, unread)?;
     tcp_repair::choose_queue(socket, Queue::Send)?;
     let send_end = tcp_repair::sequence(socket)?.wrapping_sub(u32::from(fin_sent));
     let waiting = socket::unacknowledged_bytes(socket)?.saturating_sub(usize::from(fin_waits));
-    let written = peek(socket, waiting)?;
+    let (written, length) = read(Direction::Written, send_end, waiting)?;
     // The kernel may count an unsent FIN as one more unsent byte.
-    let unsent = socket::unsent_bytes(socket)?.min(written.len());
+    let unsent = socket::unsent_bytes(socket)?.min(length);
     let window = tcp_repair::window(socket)?;
     Ok(Connection {
         receive_end,
@@ -198,20 +236,45 @@ fn read_queues(socket: BorrowedFd<'_>, info: &Info, end: u32, unread: usize) -> 
 /// Returns the first `length` bytes of the queue that was chosen in repair mode. Does not consume the bytes.
 fn peek(socket: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; length];
-    if length == 0 {
-        return Ok(bytes);
+    let count = peek_behind(socket, 0, &mut bytes)?;
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+/// Returns the last `count` bytes of the queue that was chosen in repair mode, which had `length` bytes. If the peer has
+/// acknowledged some of the last bytes meanwhile, returns only the bytes that are still in the queue. The kernel can copy
+/// a queue only from its front, so the bytes before the last bytes are copied to a small buffer.
+fn peek_last(socket: BorrowedFd<'_>, length: usize, count: usize) -> Result<Vec<u8>> {
+    for margin in [ACKNOWLEDGED_MEANWHILE, length] {
+        let skip = length.saturating_sub(count + margin);
+        let mut bytes = vec![0; length - skip];
+        let all = peek_behind(socket, skip, &mut bytes)?;
+        let end = all.saturating_sub(skip);
+        if end >= count || skip == 0 {
+            bytes.truncate(end);
+            bytes.drain(..end.saturating_sub(count));
+            return Ok(bytes);
+        }
+    }
+    unreachable!("the last attempt skips no byte")
+}
+
+/// Peeks into the queue that was chosen in repair mode. Copies the bytes behind the first `skip` bytes into `bytes`.
+/// Returns the number of bytes in the queue, including the skipped bytes.
+fn peek_behind(socket: BorrowedFd<'_>, skip: usize, bytes: &mut [u8]) -> Result<usize> {
+    if bytes.is_empty() {
+        return Ok(skip);
     }
     // If the program has set a peek offset (SO_PEEK_OFF), a peek would skip bytes. So the offset is switched off.
     let offset = socket_option::get_int(socket, PEEK_OFFSET).unwrap_or(-1);
     if offset >= 0 {
         socket_option::set_int(socket, PEEK_OFFSET, -1)?;
     }
-    let peeked = socket::peek(socket, &mut bytes);
+    let peeked = socket::peek_behind(socket, skip, bytes);
     if offset >= 0 {
         socket_option::set_int(socket, PEEK_OFFSET, offset)?;
     }
-    bytes.truncate(peeked?.map_or(0, |peeked| peeked.length));
-    Ok(bytes)
+    Ok(peeked?)
 }
 
 /// Builds one end of a connection. The socket stays in repair mode. Bytes before the sequence number `sent_until` are

@@ -103,6 +103,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
     let image = Image::read(records)?;
     let reconnecting = image.reconnecting();
     let rewound = vacate(&image, context)?;
+    let shared = SharedAddresses::of(context.kept);
     let mut listeners = Vec::new();
     for (id, state) in &image.states {
         if let Some(listener) = &state.listener {
@@ -113,6 +114,7 @@ pub(super) fn create(records: &[FdRecord], context: &mut FdCreate<'_>) -> Result
             listeners.push((*id, listener));
         }
     }
+    drop(shared);
     for (id, state) in &image.states {
         if state.listener.is_some() || image.waiting.contains(id) || reconnecting.contains(id) {
             continue;
@@ -180,6 +182,29 @@ fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<Descripti
     // The hold contains packets that the kernel has sent for the old sockets: acknowledgements and retransmissions.
     hold.discard_all()?;
     Ok(rewound)
+}
+
+/// Kept sockets whose addresses a listener may bind until this value is dropped. A connection inherits SO_REUSEADDR from
+/// its listener. Without this option, it would prevent that its listener is built again.
+struct SharedAddresses<'a>(Vec<(BorrowedFd<'a>, i32)>);
+
+impl<'a> SharedAddresses<'a> {
+    fn of(kept: &'a Kept) -> Self {
+        let reuse = |socket: &'a Arc<OwnedFd>| {
+            let before = socket_option::get_int(socket.as_fd(), REUSE_ADDRESS).ok()?;
+            socket_option::set_int(socket.as_fd(), REUSE_ADDRESS, 1).ok()?;
+            Some((socket.as_fd(), before))
+        };
+        Self(kept.sockets.iter().filter_map(reuse).collect())
+    }
+}
+
+impl Drop for SharedAddresses<'_> {
+    fn drop(&mut self) {
+        for (socket, before) in &self.0 {
+            let _ = socket_option::set_int(*socket, REUSE_ADDRESS, *before);
+        }
+    }
 }
 
 fn ends_of(socket: BorrowedFd<'_>) -> Option<(SocketAddr, SocketAddr)> {

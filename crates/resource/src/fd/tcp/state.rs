@@ -5,13 +5,16 @@
 //! Does not: read or set the state of a socket.
 
 use prost::Message;
+use prost::encoding::encode_varint;
 use sys::socket::SocketAddress;
 use sys::tcp_repair::{Agreement, State as TcpState, Window};
 
 use super::super::inherited_socket::InheritedSocket;
+use super::super::pieces::Part;
 use super::super::socket_family::Family;
 use super::super::socket_options::Options;
 use super::super::tcp_progress::Progress;
+use super::super::tcp_stream::Direction;
 
 pub(super) const NAME: &str = "fd/tcp";
 
@@ -43,6 +46,11 @@ pub(super) struct State {
     #[prost(message, optional, tag = "10")]
     pub(super) progress: Option<Progress>,
 }
+
+/// The first byte of an encoded field: the tag of the field, and the wire type of a value with a length.
+const CONNECTION_FIELD: u8 = 8 << 3 | 2;
+const RECEIVED_FIELD: u8 = 3 << 3 | 2;
+const WRITTEN_FIELD: u8 = 4 << 3 | 2;
 
 /// State of a listener.
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -110,6 +118,25 @@ pub(super) struct Ended {
 }
 
 impl State {
+    /// Returns parts that, behind an encoded state with a connection, set a queue of the connection. A decoder merges
+    /// the second occurrence of the field `connection` into the first.
+    pub(super) fn with_queue(direction: Direction, queue: Vec<Part>) -> Vec<Part> {
+        let length: usize = queue.iter().map(|part| part.bytes().len()).sum();
+        if length == 0 {
+            return Vec::new();
+        }
+        let field = match direction {
+            Direction::Received => RECEIVED_FIELD,
+            Direction::Written => WRITTEN_FIELD,
+        };
+        let mut inner = vec![field];
+        encode_varint(length as u64, &mut inner);
+        let mut outer = vec![CONNECTION_FIELD];
+        encode_varint((inner.len() + length) as u64, &mut outer);
+        outer.extend(inner);
+        [vec![Part::Own(outer)], queue].concat()
+    }
+
     pub(super) fn local(&self) -> SocketAddress {
         SocketAddress(self.local.clone())
     }
@@ -176,6 +203,23 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn queues_behind_an_encoded_state_belong_to_its_connection() {
+        let connection = Connection { send_end: 9, unsent: 2, ..Connection::default() };
+        let state = State { connection: Some(connection.clone()), ..State::default() };
+        let queue = |byte, length| vec![Part::Own(vec![byte; length]), Part::Own(vec![byte + 1])];
+        let mut parts = State::with_queue(Direction::Received, queue(1, 300));
+        parts.extend(State::with_queue(Direction::Written, queue(3, 1)));
+        parts.extend(State::with_queue(Direction::Written, Vec::new()));
+        let mut bytes = state.encode_to_vec();
+        for part in parts {
+            bytes.extend(part.bytes());
+        }
+        let (received, written) = ([vec![1; 300], vec![2]].concat(), vec![3, 4]);
+        let connection = Connection { received, written, ..connection };
+        assert_eq!(State::decode(&*bytes).unwrap(), State { connection: Some(connection), ..state });
+    }
 
     #[test]
     fn bytes_before_a_sequence_number_count_as_sent() {

@@ -13,6 +13,7 @@ use super::super::in_flight::discover;
 use super::super::socket_events::events;
 use super::super::socket_family::IPPROTO_TCP;
 use super::super::sockets::{Sockets, may_repair};
+use super::super::tcp_stream::Streams;
 use super::super::test_support::{
     alone, capture, capture_again, capture_losing, create, describe_all, known_of,
 };
@@ -538,6 +539,56 @@ fn data_that_was_unsent_at_the_read_does_not_reach_the_peer() {
 
 /// A checkpoint of a continuing subject can contain unsent data that the kernel has sent afterwards. A restored socket
 /// must accept the acknowledgement of this data.
+#[test]
+fn queues_of_a_connection_are_read_piece_by_piece_while_packets_arrive() {
+    let _alone = alone();
+    if !may() {
+        return;
+    }
+    let (client, server) = pair("127.0.0.1:0");
+    server.set_nonblocking(true).unwrap();
+    let mut streams = Streams::default();
+    let (mut sent, mut read) = (0_usize, 0_usize);
+    let bytes: Vec<u8> = (0..16 << 20).map(|n: u32| (n * 31 % 251) as u8).collect();
+    let mut from_client = Vec::new();
+    for round in 0..40 {
+        while let Ok(count) = (&server).write(&bytes[sent..sent + 70_000]) {
+            sent += count;
+        }
+        from_client.push(round);
+        (&client).write_all(&[round]).unwrap();
+        let unread = || sys::socket::readable_bytes(server.as_fd()).unwrap();
+        while unread() != from_client.len() {
+            std::thread::yield_now();
+        }
+        // The client reads during every second capture.
+        let drain = || {
+            let wanted = if round % 2 == 0 { 0 } else { 300_000 };
+            let mut buffer = vec![0; wanted];
+            (&client).read_exact(&mut buffer).unwrap();
+            assert!(buffer == bytes[read..read + wanted], "round {round}");
+            wanted
+        };
+        let (captured, drained) = std::thread::scope(|scope| {
+            let drained = scope.spawn(drain);
+            let captured = connection::read_moving(server.as_fd(), &mut streams).unwrap();
+            (captured, drained.join().unwrap())
+        });
+        let (connection, queues) = captured;
+        let flat = |queue: &connection::QueueParts| {
+            queue.parts.iter().flat_map(|part| part.bytes().to_vec()).collect::<Vec<u8>>()
+        };
+        assert_eq!(flat(&queues[0]), from_client);
+        let written = flat(&queues[1]);
+        assert!(written == bytes[sent - written.len()..sent], "round {round}: {} bytes", written.len());
+        assert!(connection.unsent as usize <= written.len());
+        read += drained;
+        // All bytes that the client has not received are in the queue.
+        assert!(sent - written.len() <= read + sys::socket::readable_bytes(client.as_fd()).unwrap());
+    }
+    assert!(sent > 3_000_000, "{sent}");
+}
+
 #[test]
 fn data_that_the_peer_received_after_the_read_counts_as_sent() {
     let _alone = alone();

@@ -146,7 +146,7 @@ impl Subject {
         if let Some((key, _)) = left.first_key_value() {
             return Err(format!("{sequence}: page {key:?} is missing"));
         }
-        let mut records: Vec<&Vec<u8>> = image.records().iter().map(|record| &record.payload).collect();
+        let mut records: Vec<_> = image.records().iter().map(|record| &record.payload[..]).collect();
         let mut wanted: Vec<&Vec<u8>> = expected.records.iter().collect();
         records.sort_unstable();
         wanted.sort_unstable();
