@@ -166,6 +166,16 @@ impl Model {
                 prop_assert_eq!(self.pages.get(&key), Some(&found), "page {:?}", key);
             }
         }
+        for (space, first, end) in [(0, 0, 2_000), (1, 50, 300), (0, 299, 300), (1, 400, 100)] {
+            let range = AddressRange::new(Address(first * PAGE_BYTES), Address(end * PAGE_BYTES));
+            let places = self.map.places(SpaceId(space), range);
+            let found: Vec<_> =
+                places.map(|(at, offset)| (at.0 / PAGE_BYTES, self.segment[offset.0 as usize])).collect();
+            let stored = self.pages.iter().filter(|((of, page), value)| {
+                (*of, **value > 0) == (space, true) && (first..end).contains(page)
+            });
+            prop_assert_eq!(found, stored.map(|((_, page), value)| (*page, *value)).collect::<Vec<_>>());
+        }
         Ok(())
     }
 }

@@ -132,6 +132,9 @@ pub trait PageFile: Send + Debug {
     /// write may still be in flight when the method returns.
     fn submit(&mut self, buffer: PageBuffer, part: Range<ByteCount>, offset: ByteCount) -> Result<()>;
 
+    /// Waits for all earlier writes, then replaces bytes that were written before. The bytes are whole pages.
+    fn rewrite(&mut self, bytes: &[u8], offset: ByteCount) -> Result<()>;
+
     /// Returns a buffer whose write is complete, without waiting. Returns `None` if no submitted write has completed
     /// yet.
     fn take_done(&mut self) -> Result<Option<PageBuffer>>;

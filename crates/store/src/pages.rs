@@ -7,14 +7,16 @@
 //! is in flight after the `PagesWriter` was dropped, or after `Ending::wait` has returned.
 //! Does not: copy from a subject, or publish the image.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use image::{PageMap, SegmentId, SpaceId};
-use model::{AddressRange, ByteCount};
+use image::{PageChecksum, PageMap, SegmentId, SpaceId};
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
 use sys::clock::Stopwatch;
+use sys::page_buffer::PageBuffer;
 
 use crate::batch::PageBatch;
 use crate::codec::Codec;
@@ -22,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::layout::WriteOptions;
 use crate::medium::{Medium, Writes};
 use crate::meta::WriteTimings;
-use crate::packer::pack_into;
+use crate::packer::{Packed, earlier_copies, enter, pack, remove_placed};
 use crate::pool::{OnPanic, Pool, locked};
 use crate::segment::{EndedSegment, SegmentWriter};
 
@@ -32,6 +34,11 @@ const ORDERS_MAX: usize = 64;
 
 /// The size of a buffer for compressed pages.
 const BUFFER_BYTES: ByteCount = ByteCount(2 << 20);
+
+/// The number of unused pages that every segment may contain: a 32nd of the used pages, and 64 pages. Beyond it, pages
+/// are written to unused places.
+const UNUSED_SHARE: u64 = 32;
+const UNUSED_PAGES: u64 = 64;
 
 /// The id of the only segment of an image.
 pub(crate) const SEGMENT: SegmentId = SegmentId(0);
@@ -100,6 +107,8 @@ impl PagesWriter {
             codec,
             segment: None,
             map: PageMap::new(),
+            packed: Packed::default(),
+            unused: BTreeSet::new(),
             timings: WriteTimings::default(),
         });
         Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
@@ -214,7 +223,29 @@ struct Worker {
     codec: Option<&'static dyn Codec>,
     segment: Option<SegmentWriter>,
     map: PageMap,
+    packed: Packed,
+    /// The offsets of places in the segment whose page was discarded, or has a later copy.
+    unused: BTreeSet<ByteCount>,
     timings: WriteTimings,
+}
+
+/// A page of a packed buffer with its new place in the segment.
+#[derive(Debug)]
+struct Placed {
+    /// The position among the stored pages of the buffer.
+    position: usize,
+    space: SpaceId,
+    page: u64,
+    checksum: PageChecksum,
+    place: ByteCount,
+}
+
+impl Placed {
+    /// Reports whether `next` follows this page in the buffer, in its space and in the segment.
+    fn is_before(&self, next: &Self) -> bool {
+        (self.position + 1, self.space, self.page + 1) == (next.position, next.space, next.page)
+            && self.place.get() + PAGE_BYTES == next.place.get()
+    }
 }
 
 impl Worker {
@@ -254,7 +285,10 @@ impl Worker {
             };
             match order {
                 Order::Pages(batch) => self.store(batch)?,
-                Order::Discard(space, range) => self.map.discard(space, range),
+                Order::Discard(space, range) => {
+                    self.unused.extend(self.map.places(space, range).map(|(_, offset)| offset));
+                    self.map.discard(space, range);
+                }
                 Order::Finish => {
                     self.flush()?;
                     return self.finish().map(Some);
@@ -286,10 +320,13 @@ impl Worker {
     fn store(&mut self, batch: PageBatch) -> Result<()> {
         let mut took = Stopwatch::start();
         let (mut buffer, pieces) = batch.into_parts();
-        let segment_end = self.segment.as_ref().map_or(0, |segment| segment.end);
-        let packed = pack_into(&mut self.map, SEGMENT, segment_end, &mut buffer, &pieces).bytes();
+        pack(&mut buffer, &pieces, &mut self.packed);
         self.pool.give_pieces(pieces);
         self.timings.hash += took.lap();
+        self.reuse_places(&mut buffer)?;
+        let segment_end = self.segment.as_ref().map_or(0, |segment| segment.end);
+        enter(&mut self.map, SEGMENT, segment_end, &self.packed);
+        let packed = PageCount(u64::from(self.packed.stored)).bytes();
         if packed == ByteCount(0) {
             self.pool.give(buffer);
             return Ok(());
@@ -304,6 +341,42 @@ impl Worker {
         let compressed_before = segment.spent();
         segment.submit(buffer, packed)?;
         self.timings.write += took.lap().saturating_sub(segment.spent() - compressed_before);
+        Ok(())
+    }
+
+    /// Writes the packed pages to places in the segment that no page uses any more, if the segment has many such places.
+    /// A page that was stored before is written to its own place. Removes the written pages from the buffer. The caller
+    /// appends the others, which is faster.
+    fn reuse_places(&mut self, buffer: &mut PageBuffer) -> Result<()> {
+        let Some(segment) = self.segment.as_mut().filter(|segment| segment.can_rewrite()) else {
+            return Ok(());
+        };
+        let Some(mut copies) = earlier_copies(&self.map, &self.packed) else { return Ok(()) };
+        self.unused.extend(copies.zeroed);
+        let unused = (self.unused.len() + copies.again) as u64;
+        let used = (segment.end / PAGE_BYTES).saturating_sub(unused);
+        if unused <= UNUSED_PAGES + used / UNUSED_SHARE {
+            self.unused.extend(copies.places.into_iter().flatten());
+            return Ok(());
+        }
+        for place in copies.places.iter_mut().filter(|place| place.is_none()) {
+            *place = self.unused.pop_first();
+        }
+        let stored = self.packed.pages.iter().filter_map(|(space, page, sum)| Some((*space, *page, (*sum)?)));
+        let placed = stored.zip(&copies.places).enumerate();
+        let placed: Vec<Placed> = placed
+            .filter_map(|(position, ((space, page, checksum), place))| {
+                Some(Placed { position, space, page, checksum, place: (*place)? })
+            })
+            .collect();
+        for run in placed.chunk_by(Placed::is_before) {
+            let (first, count) = (&run[0], run.len());
+            let from = first.position * PAGE_BYTES as usize;
+            segment.rewrite(&buffer[from..from + count * PAGE_BYTES as usize], first.place)?;
+            let checksums: Vec<_> = run.iter().map(|page| page.checksum).collect();
+            self.map.store(first.space, Address(first.page * PAGE_BYTES), SEGMENT, first.place, &checksums);
+        }
+        remove_placed(buffer, &mut self.packed, &copies.places);
         Ok(())
     }
 

@@ -120,6 +120,16 @@ impl SegmentWriter {
         Ok(())
     }
 
+    /// Reports whether [`Self::rewrite`] is possible. Compressed pages have no places of their own.
+    pub(crate) const fn can_rewrite(&self) -> bool {
+        self.compressed.is_none()
+    }
+
+    /// Replaces whole pages at `offset`, which were submitted before.
+    pub(crate) fn rewrite(&mut self, bytes: &[u8], offset: ByteCount) -> Result<()> {
+        Ok(self.sink.rewrite(bytes, offset)?)
+    }
+
     /// Returns a page buffer whose write is complete. Returns `None` if there is no such buffer now.
     pub(crate) fn take_done(&mut self) -> Result<Option<PageBuffer>> {
         let Some(compressed) = &mut self.compressed else { return Ok(self.sink.take_done()?) };

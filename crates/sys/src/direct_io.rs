@@ -177,6 +177,23 @@ impl DirectWriter {
         }
     }
 
+    /// Waits for all earlier writes, then replaces bytes of the file that were written before. From then on, all writes
+    /// go through the page cache, because replaced bytes are often single pages.
+    pub fn rewrite(&mut self, bytes: &[u8], offset: ByteCount) -> Result<()> {
+        self.wait_for_all()?;
+        if self.method > Method::Buffered {
+            self.go_buffered()?;
+        }
+        self.file.write_all_at(bytes, offset.0).map_err(|error| self.failed("write", error))
+    }
+
+    fn wait_for_all(&mut self) -> Result<()> {
+        while self.ring.as_ref().is_some_and(|ring| ring.in_flight > 0) {
+            self.reap(Wait::ForOne)?;
+        }
+        Ok(())
+    }
+
     /// Returns a buffer whose write is complete. Returns `None` without waiting if no write is complete.
     pub fn take_done(&mut self) -> Result<Option<PageBuffer>> {
         if self.done.is_empty() {
@@ -195,9 +212,7 @@ impl DirectWriter {
 
     /// Waits for all writes, and makes the content durable. After that, `take_done` returns the buffers.
     pub fn sync(&mut self) -> Result<()> {
-        while self.ring.as_ref().is_some_and(|ring| ring.in_flight > 0) {
-            self.reap(Wait::ForOne)?;
-        }
+        self.wait_for_all()?;
         self.file.sync_data().map_err(|error| self.failed("sync", error))
     }
 

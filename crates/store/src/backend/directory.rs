@@ -200,6 +200,10 @@ impl PageFile for DirectWriter {
         self.submit_part(buffer, part, offset)
     }
 
+    fn rewrite(&mut self, bytes: &[u8], offset: ByteCount) -> Result<()> {
+        Self::rewrite(self, bytes, offset)
+    }
+
     fn take_done(&mut self) -> Result<Option<PageBuffer>> {
         Self::take_done(self)
     }

@@ -118,6 +118,43 @@ fn later_pages_supersede_earlier_ones_and_discarded_ones_are_gone() {
     assert!(image.read_extent(zero, &mut bytes[1..]).is_err(), "a buffer of another size");
 }
 
+/// Returns the length of the segment of an image in pages.
+fn segment_pages(path: &std::path::Path) -> u64 {
+    std::fs::metadata(path.join("pages-0.seg")).unwrap().len() / PAGE_BYTES
+}
+
+/// Before, an image contained all copies of a page that was copied again and again.
+#[test]
+fn an_image_is_hardly_larger_than_its_memory_if_pages_are_copied_again() {
+    const PAGES: u64 = 4_000;
+    let scratch = tempfile::tempdir().unwrap();
+    for (number, method) in [Method::Ring, Method::Direct, Method::Buffered].into_iter().enumerate() {
+        let mut random = fastrand::Rng::with_seed(number as u64);
+        let path = scratch.path().join(number.to_string());
+        let medium = Arc::new(Directory::with_method(method));
+        let writer = ImageWriter::create_on(medium, &path, options()).unwrap();
+        let mut expected = BTreeMap::new();
+        let mut put = |writer: &ImageWriter, page: u64, values: &[u8]| {
+            append(writer, 0, page, values).unwrap();
+            expected.extend(values.iter().zip(page..).map(|(value, page)| ((0, page), *value)));
+        };
+        put(&writer, 0, &vec![1; PAGES as usize]);
+        for _ in 0..2_000 {
+            let length = random.u64(1..20);
+            let page = random.u64(0..PAGES + 100);
+            let values: Vec<u8> = (0..length).map(|_| random.u8(0..20)).collect();
+            put(&writer, page, &values);
+        }
+        writer.finish(&records(), meta(1)).unwrap();
+        let image = ImageReader::open(&path).unwrap();
+        assert_eq!(pages(&image), expected);
+        verify(&path).unwrap();
+        let length = segment_pages(&path);
+        assert!(length * 100 < (PAGES + 120) * 104 + 64 * 100, "{method:?}: {length} pages");
+        assert!(length > PAGES - PAGES / 10, "{method:?}: {length} pages");
+    }
+}
+
 /// The writer holds the first small batch until another order arrives.
 #[test]
 fn a_small_batch_is_superseded_by_what_comes_after_it() {
@@ -260,7 +297,7 @@ fn a_directory_that_is_not_there_or_not_ours_is_an_error() {
     assert!(matches!(error, Error::Io(_)));
 }
 
-/// The segment alternates live and superseded pages, like an old log. The pages are read with the whole file in the
+/// The segment alternates live pages and pages that no extent contains, like an old log. The pages are read with the whole file in the
 /// page cache, and with no part of it cached.
 #[test]
 fn pages_scattered_in_a_segment_come_back_cached_or_not() {
@@ -269,17 +306,15 @@ fn pages_scattered_in_a_segment_come_back_cached_or_not() {
     let path = scratch.path().join("image");
     let writer = ImageWriter::create(&path, options()).unwrap();
     let mut expected = BTreeMap::new();
-    for round in 1..=3_u64 {
-        for page in 0..PAGES {
-            // The first round writes all pages. The second round writes every third page again, and the third round
-            // every seventh.
-            if round == 1 || page % [0, 0, 3, 7][round as usize] == 0 {
-                let value = (page * 5 + round) as u8 | 1;
-                append(&writer, 0, page, &[value]).unwrap();
-                expected.insert((0, page), value);
-            }
+    for round in 0..3_u64 {
+        for page in (0..PAGES).filter(|page| page % 3 == round) {
+            let value = (page * 5 + round) as u8 | 1;
+            append(&writer, 0, page, &[value]).unwrap();
+            expected.insert((0, page), value);
+            append(&writer, 1, page, &[7]).unwrap();
         }
     }
+    writer.discard(SpaceId(1), AddressRange::new(Address(0), Address(PAGES * PAGE_BYTES))).unwrap();
     writer.finish(&records(), meta(1)).unwrap();
     let image = ImageReader::open(&path).unwrap();
     assert!(image.index().extents().len() > 1000, "pages that follow each other lie apart");

@@ -440,6 +440,11 @@ impl PageFile for OpenFile {
         Ok(())
     }
 
+    fn rewrite(&mut self, bytes: &[u8], offset: ByteCount) -> Result<()> {
+        let change = Change::Write(offset.0 as usize, bytes.to_vec());
+        self.state.lock().unwrap().change(self.node, &self.path, change)
+    }
+
     fn take_done(&mut self) -> Result<Option<PageBuffer>> {
         Ok(None)
     }
