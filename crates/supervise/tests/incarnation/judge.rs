@@ -370,8 +370,14 @@ impl Judge {
         self.assert(!self.unusable.contains(&sequence), "a checkpoint is restored that is not to be used");
         let repeated = self.death.blameless.or(self.death.unclear);
         let is_older = self.death.tried.is_none_or(|tried| sequence < tried);
+        // After deaths in a row, newer checkpoints are skipped. They are tried if no older checkpoint can be restored.
+        let is_last_resort = !store.range(..sequence).any(|older| {
+            *older >= subject.first_sequence()
+                && !self.unusable.contains(older)
+                && (self.plan.files != ChangedFiles::Rewind || exact.contains(older))
+        });
         self.assert(
-            is_older || repeated == Some(sequence),
+            is_older || repeated == Some(sequence) || is_last_resort,
             "a later checkpoint is tried after an earlier one",
         );
         self.assert(subject.in_flight().len() == 0, "a restore beside checkpoints in flight");
