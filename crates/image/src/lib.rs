@@ -32,6 +32,6 @@ pub use log_part::{LogPart, LogPartEncoder, LogRun, RecordKey};
 pub use log_place::{Blob, BlobPiece, LOG_BLOCK_BYTES, LogPlace, LogSegment};
 pub use log_root::{LogKept, LogPartRef, LogRoot};
 pub use page_index::{EXTENT_PAGES_MAX, Extent, PageIndex, SegmentId, Source, SpaceId};
-pub use page_map::PageMap;
+pub use page_map::{PageMap, StoredRun};
 pub use record::{Owner, Record};
 pub use record_set::RecordSet;

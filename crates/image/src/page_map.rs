@@ -28,6 +28,19 @@ struct Run {
     copy: Copied,
 }
 
+/// Consecutive stored pages.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StoredRun {
+    /// The address space or shared object.
+    pub space: SpaceId,
+    /// The address of the first page.
+    pub start: Address,
+    /// The offset of the first page in the segment.
+    pub offset: ByteCount,
+    /// The checksums of the pages.
+    pub checksums: Vec<PageChecksum>,
+}
+
 #[derive(Clone, Debug)]
 enum Copied {
     Zero,
@@ -67,26 +80,16 @@ impl PageMap {
         self.runs.extract_if(inside, |_, _| true).for_each(drop);
     }
 
-    /// Returns the offset in the segment of each stored page in this range, with the address of the page.
-    pub fn places(
-        &self,
-        space: SpaceId,
-        range: AddressRange,
-    ) -> impl Iterator<Item = (Address, ByteCount)> + '_ {
-        let before = self.runs.range((space, Address(0))..(space, range.start)).next_back();
-        let inside = self.runs.range((space, range.start)..(space, range.end.max(range.start)));
-        before.into_iter().chain(inside).flat_map(move |(&(_, start), run)| {
-            let (offset, pages) = match &run.copy {
-                Copied::Zero => (0, 0),
-                Copied::Stored { offset, .. } => (*offset, run.pages),
-            };
-            // The run before the range can reach into the range.
-            let first = range.start.0.saturating_sub(start.0).min(pages * PAGE_BYTES) / PAGE_BYTES;
-            (first..pages)
-                .map(move |page| (start.0 + page * PAGE_BYTES, offset + page * PAGE_BYTES))
-                .take_while(move |(address, _)| *address < range.end.0)
-                .map(|(address, offset)| (Address(address), ByteCount(offset)))
-        })
+    /// Returns the runs of all stored pages.
+    #[must_use]
+    pub fn stored(&self) -> Vec<StoredRun> {
+        let stored = |(&(space, start), run): (&(SpaceId, Address), &Run)| match &run.copy {
+            Copied::Zero => None,
+            Copied::Stored { offset, checksums, .. } => {
+                Some(StoredRun { space, start, offset: ByteCount(*offset), checksums: checksums.to_vec() })
+            }
+        };
+        self.runs.iter().filter_map(stored).collect()
     }
 
     /// Returns the index of all current pages.

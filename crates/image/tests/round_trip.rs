@@ -9,7 +9,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use image::{
     Checksum, Commit, Extent, ImageKind, Owner, Packing, PageChecksum, PageIndex, PageMap, Record, RecordSet,
-    SealedFile, SegmentFile, SegmentId, Source, SpaceId, Timings,
+    SealedFile, SegmentFile, SegmentId, Source, SpaceId, StoredRun, Timings,
 };
 use model::{Address, AddressRange, ByteCount, DescriptionId, PAGE_BYTES, PageCount, Pid, Sequence, Tid};
 use proptest::prelude::*;
@@ -166,16 +166,18 @@ impl Model {
                 prop_assert_eq!(self.pages.get(&key), Some(&found), "page {:?}", key);
             }
         }
-        for (space, first, end) in [(0, 0, 2_000), (1, 50, 300), (0, 299, 300), (1, 400, 100)] {
-            let range = AddressRange::new(Address(first * PAGE_BYTES), Address(end * PAGE_BYTES));
-            let places = self.map.places(SpaceId(space), range);
-            let found: Vec<_> =
-                places.map(|(at, offset)| (at.0 / PAGE_BYTES, self.segment[offset.0 as usize])).collect();
-            let stored = self.pages.iter().filter(|((of, page), value)| {
-                (*of, **value > 0) == (space, true) && (first..end).contains(page)
-            });
-            prop_assert_eq!(found, stored.map(|((_, page), value)| (*page, *value)).collect::<Vec<_>>());
-        }
+        let stored = self.map.stored();
+        let page = |run: &StoredRun, page: u64| {
+            let offset = (run.offset.0 + page * PAGE_BYTES) as usize;
+            ((run.space.0, run.start.0 / PAGE_BYTES + page), self.segment[offset])
+        };
+        let found: Vec<_> = stored
+            .iter()
+            .flat_map(|run| (0..run.checksums.len() as u64).map(move |number| page(run, number)))
+            .collect();
+        let expected: Vec<_> =
+            self.pages.iter().filter(|row| *row.1 > 0).map(|(key, value)| (*key, *value)).collect();
+        prop_assert_eq!(found, expected);
         Ok(())
     }
 }

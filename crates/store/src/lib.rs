@@ -24,6 +24,7 @@ mod packer;
 mod pages;
 mod pool;
 mod reader;
+mod reuse;
 mod segment;
 mod sink;
 mod staging;

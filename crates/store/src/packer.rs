@@ -1,13 +1,12 @@
 //! Removes zero pages from a buffer, and computes the checksums of the other pages.
 //!
-//! Owns: the check for zero pages; `Packed`, the list of the pages in a buffer after packing; finding the pages that
-//! are stored again.
+//! Owns: the check for zero pages; `Packed`, the list of the pages in a buffer after packing.
 //! Invariants: the order of the pages does not change, so that a later copy of a page replaces an earlier copy. A
 //! checksum is computed from the same bytes that are stored.
 //! Does not: write pages.
 
 use image::{PageChecksum, PageMap, SegmentId, SpaceId};
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
+use model::{Address, ByteCount, PAGE_BYTES, PageCount};
 use sys::page_buffer::PageBuffer;
 
 use crate::batch::Piece;
@@ -50,19 +49,12 @@ pub(crate) fn pack(buffer: &mut PageBuffer, pieces: &[Piece], packed: &mut Packe
 pub(crate) fn pack_into(
     map: &mut PageMap,
     segment: SegmentId,
-    end: u64,
+    mut end: u64,
     buffer: &mut PageBuffer,
     pieces: &[Piece],
 ) -> PageCount {
     let mut packed = Packed::default();
     pack(buffer, pieces, &mut packed);
-    enter(map, segment, end, &packed);
-    PageCount(u64::from(packed.stored))
-}
-
-/// Enters the pages of a packed buffer into the page map. The stored pages follow each other at offset `end` of the
-/// segment.
-pub(crate) fn enter(map: &mut PageMap, segment: SegmentId, mut end: u64, packed: &Packed) {
     let runs = packed.pages.chunk_by(|(space, page, checksum), (of, next, other)| {
         (space, page + 1, checksum.is_some()) == (of, *next, other.is_some())
     });
@@ -77,64 +69,7 @@ pub(crate) fn enter(map: &mut PageMap, segment: SegmentId, mut end: u64, packed:
             end += checksums.len() as u64 * PAGE_BYTES;
         }
     }
-}
-
-/// The earlier copies of the pages of a packed buffer.
-#[derive(Debug, Default)]
-pub(crate) struct EarlierCopies {
-    /// The number of stored pages in the buffer whose earlier copy is in the segment.
-    pub(crate) again: usize,
-    /// For each stored page of the buffer, the offset of its earlier copy in the segment.
-    pub(crate) places: Vec<Option<ByteCount>>,
-    /// The offsets of the earlier copies of pages that are zero now.
-    pub(crate) zeroed: Vec<ByteCount>,
-}
-
-/// Finds the earlier copies of the pages of a packed buffer. Returns `None` if the buffer contains a page twice.
-pub(crate) fn earlier_copies(map: &PageMap, packed: &Packed) -> Option<EarlierCopies> {
-    let runs = packed.pages.chunk_by(|(space, page, _), (of, next, _)| (space, page + 1) == (of, *next));
-    let mut ranges: Vec<_> = runs.clone().map(|run| (run[0].0, run[0].1, run.len() as u64)).collect();
-    ranges.sort_unstable();
-    if ranges.windows(2).any(|pair| pair[0].0 == pair[1].0 && pair[0].1 + pair[0].2 > pair[1].1) {
-        return None;
-    }
-    let mut found = EarlierCopies::default();
-    for run in runs {
-        let (space, first, _) = run[0];
-        let at = |page: u64| Address(page * PAGE_BYTES);
-        let range = AddressRange::new(at(first), at(first + run.len() as u64));
-        let mut places = map.places(space, range).peekable();
-        for (_, page, checksum) in run {
-            let place = places.next_if(|(address, _)| *address == at(*page)).map(|(_, offset)| offset);
-            if checksum.is_some() {
-                found.again += usize::from(place.is_some());
-                found.places.push(place);
-            } else {
-                found.zeroed.extend(place);
-            }
-        }
-    }
-    Some(found)
-}
-
-/// Removes the stored pages that have a place from a packed buffer. The other stored pages follow each other then.
-pub(crate) fn remove_placed(buffer: &mut PageBuffer, packed: &mut Packed, places: &[Option<ByteCount>]) {
-    let (mut from, mut to) = (0, 0);
-    packed.pages.retain(|(.., checksum)| {
-        if checksum.is_none() {
-            return true;
-        }
-        let stays = places[from].is_none();
-        if stays {
-            if from != to {
-                buffer.copy_within(from * PAGE..(from + 1) * PAGE, to * PAGE);
-            }
-            to += 1;
-        }
-        from += 1;
-        stays
-    });
-    packed.stored = to as u32;
+    PageCount(u64::from(packed.stored))
 }
 
 /// Reports whether every byte is zero. Most non-zero pages have a non-zero byte in the first block. The check reads

@@ -7,16 +7,15 @@
 //! is in flight after the `PagesWriter` was dropped, or after `Ending::wait` has returned.
 //! Does not: copy from a subject, or publish the image.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use image::{PageChecksum, PageMap, SegmentId, SpaceId};
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
+use image::{PageMap, SegmentId, SpaceId};
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES};
 use sys::clock::Stopwatch;
-use sys::page_buffer::PageBuffer;
 
 use crate::batch::PageBatch;
 use crate::codec::Codec;
@@ -24,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::layout::WriteOptions;
 use crate::medium::{Medium, Writes};
 use crate::meta::WriteTimings;
-use crate::packer::{Packed, earlier_copies, enter, pack, remove_placed};
+use crate::packer::pack_into;
 use crate::pool::{OnPanic, Pool, locked};
 use crate::segment::{EndedSegment, SegmentWriter};
 
@@ -35,8 +34,7 @@ const ORDERS_MAX: usize = 64;
 /// The size of a buffer for compressed pages.
 const BUFFER_BYTES: ByteCount = ByteCount(2 << 20);
 
-/// The number of unused pages that every segment may contain: a 32nd of the used pages, and 64 pages. Beyond it, pages
-/// are written to unused places.
+/// The number of unused pages that a segment may contain at the end: a 32nd of the used pages, and 64 pages.
 const UNUSED_SHARE: u64 = 32;
 const UNUSED_PAGES: u64 = 64;
 
@@ -107,8 +105,6 @@ impl PagesWriter {
             codec,
             segment: None,
             map: PageMap::new(),
-            packed: Packed::default(),
-            unused: BTreeSet::new(),
             timings: WriteTimings::default(),
         });
         Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
@@ -223,29 +219,7 @@ struct Worker {
     codec: Option<&'static dyn Codec>,
     segment: Option<SegmentWriter>,
     map: PageMap,
-    packed: Packed,
-    /// The offsets of places in the segment whose page was discarded, or has a later copy.
-    unused: BTreeSet<ByteCount>,
     timings: WriteTimings,
-}
-
-/// A page of a packed buffer with its new place in the segment.
-#[derive(Debug)]
-struct Placed {
-    /// The position among the stored pages of the buffer.
-    position: usize,
-    space: SpaceId,
-    page: u64,
-    checksum: PageChecksum,
-    place: ByteCount,
-}
-
-impl Placed {
-    /// Reports whether `next` follows this page in the buffer, in its space and in the segment.
-    fn is_before(&self, next: &Self) -> bool {
-        (self.position + 1, self.space, self.page + 1) == (next.position, next.space, next.page)
-            && self.place.get() + PAGE_BYTES == next.place.get()
-    }
 }
 
 impl Worker {
@@ -285,10 +259,7 @@ impl Worker {
             };
             match order {
                 Order::Pages(batch) => self.store(batch)?,
-                Order::Discard(space, range) => {
-                    self.unused.extend(self.map.places(space, range).map(|(_, offset)| offset));
-                    self.map.discard(space, range);
-                }
+                Order::Discard(space, range) => self.map.discard(space, range),
                 Order::Finish => {
                     self.flush()?;
                     return self.finish().map(Some);
@@ -320,13 +291,10 @@ impl Worker {
     fn store(&mut self, batch: PageBatch) -> Result<()> {
         let mut took = Stopwatch::start();
         let (mut buffer, pieces) = batch.into_parts();
-        pack(&mut buffer, &pieces, &mut self.packed);
+        let segment_end = self.segment.as_ref().map_or(0, |segment| segment.end);
+        let packed = pack_into(&mut self.map, SEGMENT, segment_end, &mut buffer, &pieces).bytes();
         self.pool.give_pieces(pieces);
         self.timings.hash += took.lap();
-        self.reuse_places(&mut buffer)?;
-        let segment_end = self.segment.as_ref().map_or(0, |segment| segment.end);
-        enter(&mut self.map, SEGMENT, segment_end, &self.packed);
-        let packed = PageCount(u64::from(self.packed.stored)).bytes();
         if packed == ByteCount(0) {
             self.pool.give(buffer);
             return Ok(());
@@ -344,39 +312,48 @@ impl Worker {
         Ok(())
     }
 
-    /// Writes the packed pages to places in the segment that no page uses any more, if the segment has many such places.
-    /// A page that was stored before is written to its own place. Removes the written pages from the buffer. The caller
-    /// appends the others, which is faster.
-    fn reuse_places(&mut self, buffer: &mut PageBuffer) -> Result<()> {
+    /// Moves the last pages of the segment to places that no page uses, if there are many such places: pages were
+    /// discarded, or copied again. Not called while pages are copied, because a pause could wait for it.
+    fn compact(&mut self) -> Result<()> {
         let Some(segment) = self.segment.as_mut().filter(|segment| segment.can_rewrite()) else {
             return Ok(());
         };
-        let Some(mut copies) = earlier_copies(&self.map, &self.packed) else { return Ok(()) };
-        self.unused.extend(copies.zeroed);
-        let unused = (self.unused.len() + copies.again) as u64;
-        let used = (segment.end / PAGE_BYTES).saturating_sub(unused);
-        if unused <= UNUSED_PAGES + used / UNUSED_SHARE {
-            self.unused.extend(copies.places.into_iter().flatten());
+        let (runs, all) = (self.map.stored(), segment.end / PAGE_BYTES);
+        let mut is_used = vec![false; all as usize];
+        for run in &runs {
+            let first = (run.offset.get() / PAGE_BYTES) as usize;
+            is_used[first..first + run.checksums.len()].fill(true);
+        }
+        let used = is_used.iter().filter(|is_used| **is_used).count() as u64;
+        if all <= used + used / UNUSED_SHARE + UNUSED_PAGES {
             return Ok(());
         }
-        for place in copies.places.iter_mut().filter(|place| place.is_none()) {
-            *place = self.unused.pop_first();
+        let source = self.medium.open_pages(&self.path)?;
+        let free = (0..used).filter(|place| !is_used[*place as usize]);
+        let moves: Vec<(u64, u64)> = (used..all).filter(|place| is_used[*place as usize]).zip(free).collect();
+        let follow = |one: &(u64, u64), other: &(u64, u64)| (one.0 + 1, one.1 + 1) == *other;
+        let mut bytes = Vec::new();
+        // In the order of their offsets, the kernel reads the pages ahead.
+        for group in moves.chunk_by(follow) {
+            bytes.resize(group.len() * PAGE_BYTES as usize, 0);
+            source.read(&mut bytes, ByteCount(group[0].0 * PAGE_BYTES))?;
+            segment.rewrite(&bytes, ByteCount(group[0].1 * PAGE_BYTES))?;
         }
-        let stored = self.packed.pages.iter().filter_map(|(space, page, sum)| Some((*space, *page, (*sum)?)));
-        let placed = stored.zip(&copies.places).enumerate();
-        let placed: Vec<Placed> = placed
-            .filter_map(|(position, ((space, page, checksum), place))| {
-                Some(Placed { position, space, page, checksum, place: (*place)? })
-            })
-            .collect();
-        for run in placed.chunk_by(Placed::is_before) {
-            let (first, count) = (&run[0], run.len());
-            let from = first.position * PAGE_BYTES as usize;
-            segment.rewrite(&buffer[from..from + count * PAGE_BYTES as usize], first.place)?;
-            let checksums: Vec<_> = run.iter().map(|page| page.checksum).collect();
-            self.map.store(first.space, Address(first.page * PAGE_BYTES), SEGMENT, first.place, &checksums);
+        // Several runs can refer to one place.
+        let moves: HashMap<u64, u64> = moves.into_iter().collect();
+        for run in runs {
+            let first = run.offset.get() / PAGE_BYTES;
+            let places = (first..first + run.checksums.len() as u64)
+                .map(|place| moves.get(&place).copied().unwrap_or(place));
+            let places: Vec<(u64, u64)> = places.enumerate().map(|(page, to)| (page as u64, to)).collect();
+            for group in places.chunk_by(follow) {
+                let (page, to) = group[0];
+                let start = Address(run.start.get() + page * PAGE_BYTES);
+                let checksums = &run.checksums[page as usize..page as usize + group.len()];
+                self.map.store(run.space, start, SEGMENT, ByteCount(to * PAGE_BYTES), checksums);
+            }
         }
-        remove_placed(buffer, &mut self.packed, &copies.places);
+        segment.end = used * PAGE_BYTES;
         Ok(())
     }
 
@@ -387,6 +364,7 @@ impl Worker {
 
     fn finish(mut self) -> Result<Finished> {
         while self.wait()? {}
+        self.compact()?;
         let Self { path, codec, segment, map, mut timings, .. } = self;
         timings.compress = segment.as_ref().map(SegmentWriter::spent).unwrap_or_default();
         let ended = segment.map(SegmentWriter::into_ended).transpose();

@@ -116,7 +116,11 @@ fn a_subject_killed_at_random_moments_comes_back_no_older_than_its_last_checkpoi
         assert_eq!(back.pid(), first.pid(), "round {round}");
         let seen = sampler.finish();
         let (sequence, time) = restored(&lab, round + 1);
-        assert!(sequence >= committed, "round {round}: {sequence} is older than the committed {committed}");
+        assert!(
+            sequence >= committed,
+            "round {round}: {sequence} is older than the committed {committed}\n{}",
+            lab.say(["events", "job"]).stdout
+        );
         // The subject had written this count before it was stopped for the checkpoint.
         let at_least = seen.iter().rfind(|(seen, _)| *seen <= time).map_or(0, |(_, count)| *count);
         back.goes_on(3);

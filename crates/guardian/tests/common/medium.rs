@@ -160,6 +160,11 @@ impl PageFile for GatedLog {
         self.file.submit(buffer, part, offset)
     }
 
+    fn rewrite(&mut self, bytes: &[u8], offset: ByteCount) -> Result<()> {
+        self.gate.pass();
+        self.file.rewrite(bytes, offset)
+    }
+
     fn take_done(&mut self) -> Result<Option<PageBuffer>> {
         self.file.take_done()
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns: the active segment, its next free block, and its slots (the blocks that publish checkpoints). Buffers for
 //! slots and blobs; a blob is a checksummed byte sequence, for example an index part.
-//! Invariants: a block is written once, except slots. A sync covers every segment that was written since the previous
+//! Invariants: a block is written once, except slots, and blocks of an open epoch whose page was copied again. A sync covers every segment that was written since the previous
 //! sync. A buffer returns to its owner when the write of the buffer is complete.
 //! Does not: interpret pages or blobs.
 
@@ -45,7 +45,7 @@ pub(super) struct ActiveSegment {
     length: ByteCount,
     active: Option<Active>,
     /// The files with data that is not synced. The last file is the active segment.
-    files: Vec<Box<dyn PageFile>>,
+    files: Vec<UnsyncedSegment>,
     stream: Option<Stream>,
     owners: Vec<(usize, Owner)>,
     streams: Vec<PageBuffer>,
@@ -55,6 +55,12 @@ pub(super) struct ActiveSegment {
     pub(super) returned: Vec<(Owner, PageBuffer)>,
     /// The number of bytes that were appended so far, including slots.
     pub(super) written: u64,
+}
+
+#[derive(Debug)]
+struct UnsyncedSegment {
+    number: LogSegment,
+    file: Box<dyn PageFile>,
 }
 
 #[derive(Debug)]
@@ -124,6 +130,18 @@ impl ActiveSegment {
         }
     }
 
+    /// Reports whether the block at this place can be written again: its segment is not closed yet.
+    pub(super) fn can_rewrite(&self, place: LogPlace) -> bool {
+        self.files.iter().any(|segment| segment.number == place.segment)
+    }
+
+    /// Replaces blocks that were appended before, from `place` on. Fails if [`Self::can_rewrite`] returns false.
+    pub(super) fn rewrite(&mut self, bytes: &[u8], place: LogPlace) -> Result<()> {
+        let failed = || sys::Error::path("write again to", &self.directory, sys::Errno::EINVAL);
+        let found = self.files.iter_mut().find(|segment| segment.number == place.segment);
+        Ok(found.ok_or_else(failed)?.file.rewrite(bytes, place.offset())?)
+    }
+
     /// Appends bytes, and returns the blob that describes the places and the checksum of these bytes.
     pub(super) fn blob(&mut self, bytes: &[u8]) -> Result<Blob> {
         let mut blob = Blob { pieces: Vec::new(), checksum: Checksum::of(bytes) };
@@ -160,12 +178,12 @@ impl ActiveSegment {
             Some(buffer) => buffer,
             None => PageBuffer::new(ByteCount(LOG_BLOCK_BYTES))?,
         };
-        let Some((active, file)) = self.active.as_mut().zip(self.files.last_mut()) else { return Ok(()) };
+        let Some((active, segment)) = self.active.as_mut().zip(self.files.last_mut()) else { return Ok(()) };
         buffer.copy_from_slice(&encode(active.number)?);
         let offset = ByteCount(u64::from(1 + active.slot % SLOTS) * LOG_BLOCK_BYTES);
         active.slot += 1;
         self.owners.push((buffer.as_ptr().addr(), Owner::Slot));
-        file.submit(buffer, ByteCount(0)..ByteCount(LOG_BLOCK_BYTES), offset)?;
+        segment.file.submit(buffer, ByteCount(0)..ByteCount(LOG_BLOCK_BYTES), offset)?;
         self.written += LOG_BLOCK_BYTES;
         Ok(())
     }
@@ -173,20 +191,20 @@ impl ActiveSegment {
     /// Makes all data that was written so far durable.
     pub(super) fn sync(&mut self) -> Result<()> {
         let full = self.files.len().saturating_sub(1);
-        for mut file in self.files.drain(..full).collect::<Vec<_>>() {
-            file.sync()?;
-            while let Some(buffer) = file.wait_done()? {
+        for mut segment in self.files.drain(..full).collect::<Vec<_>>() {
+            segment.file.sync()?;
+            while let Some(buffer) = segment.file.wait_done()? {
                 self.give_back(buffer);
             }
         }
-        self.files.last_mut().map_or(Ok(()), |active| active.sync())?;
+        self.files.last_mut().map_or(Ok(()), |active| active.file.sync())?;
         self.collect()
     }
 
     /// Collects the buffers of completed writes.
     pub(super) fn collect(&mut self) -> Result<()> {
         for number in 0..self.files.len() {
-            while let Some(buffer) = self.files[number].take_done()? {
+            while let Some(buffer) = self.files[number].file.take_done()? {
                 self.give_back(buffer);
             }
         }
@@ -196,7 +214,7 @@ impl ActiveSegment {
     /// Waits until one write is complete. Returns false if no write is in flight.
     pub(super) fn wait(&mut self) -> Result<bool> {
         for number in 0..self.files.len() {
-            if let Some(buffer) = self.files[number].wait_done()? {
+            if let Some(buffer) = self.files[number].file.wait_done()? {
                 self.give_back(buffer);
                 return Ok(true);
             }
@@ -215,7 +233,7 @@ impl ActiveSegment {
         }
         let (number, file) = self.background_writer.segment()?;
         self.active = Some(Active { number, next: FIRST_BLOCK, slot: 0 });
-        self.files.push(file);
+        self.files.push(UnsyncedSegment { number, file });
         Ok(blocks - FIRST_BLOCK)
     }
 
@@ -223,12 +241,12 @@ impl ActiveSegment {
     fn submit(&mut self, buffer: PageBuffer, owner: Owner, from: u32, count: u32) -> Result<LogPlace> {
         self.free_blocks()?;
         let failed = || sys::Error::path("append to", &self.directory, sys::Errno::EINVAL);
-        let (active, file) = self.active.as_mut().zip(self.files.last_mut()).ok_or_else(failed)?;
+        let (active, segment) = self.active.as_mut().zip(self.files.last_mut()).ok_or_else(failed)?;
         let place = LogPlace { segment: active.number, block: active.next };
         active.next += count;
         let bytes = |blocks: u32| ByteCount(u64::from(blocks) * LOG_BLOCK_BYTES);
         self.owners.push((buffer.as_ptr().addr(), owner));
-        file.submit(buffer, bytes(from)..bytes(from + count), place.offset())?;
+        segment.file.submit(buffer, bytes(from)..bytes(from + count), place.offset())?;
         self.written += bytes(count).get();
         Ok(place)
     }

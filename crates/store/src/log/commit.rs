@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use image::{Blob, Commit, ImageKind, LogRoot, LogSegment, SealedFile};
-use model::{ByteCount, PageCount};
+use model::{ByteCount, PageCount, Sequence};
 use sys::Errno;
 
 use super::active_segment::Owner;
@@ -62,25 +62,54 @@ impl WriterThread {
         self.parts.enter(blob.clone(), &part);
         let written = self.active_segment.written - epoch.begun_at + part.bytes.len() as u64;
         let commit = self.commit_record(epoch, meta, &blob, written);
-        self.thin(&commit);
+        self.thin(&commit, ByteCount(written));
+        self.newest = Some((commit.clone(), ByteCount(written)));
         self.publish(&self.root(&commit))?;
         let written = ByteCount(self.active_segment.written - epoch.begun_at);
         let (sequence, timings) = (epoch.sequence, epoch.timings);
         Ok(LogCommitted { sequence, commit, written, moved, timings })
     }
 
-    /// Removes the older checkpoints that are not kept beside the new checkpoint.
-    fn thin(&mut self, commit: &Commit) {
+    /// Removes the older checkpoints that are not kept beside the new checkpoint. `written` is the size of the new
+    /// checkpoint.
+    fn thin(&mut self, commit: &Commit, written: ByteCount) {
         let mut shared = locked(&self.shared.state);
         let (held, newest) = (shared.held.clone(), shared.newest_once.take());
         drop(shared);
         self.retention.thin(commit, &held, newest);
+        self.fit_size(&held, written);
+    }
+
+    /// Publishes the newest checkpoint again, without older checkpoints that do not fit and are no longer held. Removes
+    /// their segments. Otherwise, the segments would exist beside the next checkpoint until its commit.
+    pub(super) fn fit(&mut self) -> Result<()> {
+        let held = locked(&self.shared.state).held.clone();
+        let Some((commit, written)) = self.newest.clone().filter(|_| self.pending.is_empty()) else {
+            return Ok(());
+        };
+        let Some(newest) = self.retention.kept.pop_if(|kept| kept.sequence() == commit.sequence) else {
+            return Ok(());
+        };
+        let before = self.retention.kept.len();
+        self.fit_size(&held, written);
+        if self.retention.kept.len() == before {
+            self.retention.kept.push(newest);
+            return Ok(());
+        }
+        self.publish(&self.root(&commit))?;
+        self.settle()
+    }
+
+    /// Removes the oldest checkpoints that do not fit beside the newest checkpoint and the next checkpoint, which
+    /// probably needs `next` bytes, too.
+    fn fit_size(&mut self, held: &[Sequence], next: ByteCount) {
         let segments = &self.state.segments;
         let stored = PageCount(self.state.pages.stored);
         let Some(max) = self.retention.size.bytes(stored, segments.segment_bytes()) else { return };
         let own = self.needed();
         self.status.size_max = Some(max);
-        if self.retention.fit(max, &own, &held, |segment| segments.length(segment)) {
+        let room = ByteCount(max.get().saturating_sub(next.get()));
+        if self.retention.fit(room, &own, held, |segment| segments.length(segment)) {
             self.status.is_shortened = true;
         } else if self.retention.kept.len() + 1 >= self.retention.policy.count() {
             self.status.is_shortened = false;

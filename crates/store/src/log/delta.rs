@@ -39,12 +39,12 @@ impl Delta {
         self.pages.set(space, page, content);
     }
 
-    /// Removes the pages of a range.
-    pub(super) fn drop_range(&mut self, space: SpaceId, pages: Range<u64>) {
+    /// Removes the pages of a range. Calls `gone` with the content of each page of the delta that is removed.
+    pub(super) fn drop_range(&mut self, space: SpaceId, pages: Range<u64>, gone: impl FnMut(PageContent)) {
         if pages.is_empty() {
             return;
         }
-        self.pages.remove(space, pages.clone(), |_| {});
+        self.pages.remove(space, pages.clone(), gone);
         if self.full {
             return;
         }
@@ -63,7 +63,7 @@ impl Delta {
             return;
         }
         for (space, pages) in &later.drops {
-            self.drop_range(*space, pages.clone());
+            self.drop_range(*space, pages.clone(), |_| {});
         }
         for (space, page, content) in later.pages.iter() {
             self.set(space, page, content);
@@ -248,7 +248,7 @@ mod tests {
                         model.insert((SpaceId(space), page), content);
                     },
                     Step::Drop(space, first, count) => {
-                        now.drop_range(SpaceId(space), first..first + count);
+                        now.drop_range(SpaceId(space), first..first + count, |_| {});
                         model.retain(|(of, page), _| of.0 != space || !(first..first + count).contains(page));
                     }
                     Step::Next => {

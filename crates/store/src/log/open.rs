@@ -99,6 +99,8 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
             .clone()
             .map(|compression| Compressor::new(Arc::clone(medium), directory, compression, own_thread)),
         pending: Vec::new(),
+        newest: None,
+        wasted_max: options.wasted_max,
         status: LogStatus::default(),
     };
     writer_thread.report();

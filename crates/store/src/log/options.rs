@@ -144,6 +144,9 @@ pub struct LogOptions {
     pub keep: RetentionPolicy,
     /// The maximum size.
     pub size: SizeLimit,
+    /// The number of places that wasted copies of one checkpoint may occupy, besides an eighth of the places in use. A
+    /// wasted copy is a copy of a page that is copied again before the commit.
+    pub wasted_max: PageCount,
     /// The compression of old segments; `None` disables compression.
     pub compression: Option<SegmentCompression>,
     /// The threads that do the work.
@@ -181,6 +184,8 @@ impl Default for LogOptions {
             segment: ByteCount(16 << 20),
             keep: RetentionPolicy::default(),
             size: SizeLimit::default(),
+            // Blocks that are written again go through the page cache, and are often single blocks. Appending is faster.
+            wasted_max: PageCount(1024),
             compression: None,
             threads: LogThreads::Own,
         }

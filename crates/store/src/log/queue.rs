@@ -36,10 +36,15 @@ const COMPLETIONS_MAX: usize = 16 * EPOCHS_IN_FLIGHT_MAX;
 
 #[derive(Debug)]
 pub(super) enum Order {
-    Begin { sequence: Sequence, full: bool },
+    Begin {
+        sequence: Sequence,
+        full: bool,
+    },
     Pages(PageBatch),
     Drop(SpaceId, AddressRange),
     Void(Sequence),
+    /// Removes old checkpoints that do not fit, without waiting for the next commit.
+    Fit,
     Abandon,
     Finish(Box<Finish>),
 }

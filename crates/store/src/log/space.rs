@@ -33,6 +33,10 @@ impl Kept {
         Self::of(LogKept { sequence: commit.sequence, time_unix_ns: unix_ns(commit), root }, named)
     }
 
+    pub(super) const fn sequence(&self) -> Sequence {
+        self.entry.sequence
+    }
+
     fn of(entry: LogKept, named: impl IntoIterator<Item = LogSegment>) -> Self {
         let segments = named.into_iter().chain(segments_of(&entry.root)).collect::<BTreeSet<_>>();
         Self { segments: segments.into_iter().collect(), entry }

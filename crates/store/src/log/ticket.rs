@@ -61,6 +61,10 @@ pub struct LogStatus {
     pub written: ByteCount,
     /// The number of pages moved by compaction since the writer was opened.
     pub moved: PageCount,
+    /// The number of bytes written for the newest checkpoint.
+    pub newest_written: ByteCount,
+    /// The number of copies that were written to the place of an earlier copy, since the writer was opened.
+    pub reused: PageCount,
     /// The number of syncs since the writer was opened.
     pub syncs: u64,
     /// The number of full indexes written since the writer was opened.

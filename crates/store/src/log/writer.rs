@@ -127,9 +127,19 @@ impl LogWriter {
 
     /// Sets the checkpoints that are kept in addition to the checkpoints of the retention policy. The list replaces the
     /// list of the previous call, and takes effect with the next commit. Sequence numbers of checkpoints that no longer
-    /// exist are ignored.
+    /// exist are ignored. If the log would exceed its maximum size with the next checkpoint, checkpoints that are no longer
+    /// held are removed now.
     pub fn hold(&self, sequences: &[Sequence]) {
-        sequences.clone_into(&mut locked(&self.shared.state).held);
+        let mut state = locked(&self.shared.state);
+        sequences.clone_into(&mut state.held);
+        let LogStatus { size_max, disk, newest_written, kept, .. } = &state.status;
+        let is_large = size_max.is_some_and(|max| disk.get() + newest_written.get() > max.get());
+        let fits_less = is_large && kept.iter().any(|kept| !sequences.contains(kept));
+        drop(state);
+        if fits_less {
+            // After a failed write, the next commit reports the error.
+            let _ = self.shared.order(Order::Fit);
+        }
     }
 
     /// Makes the next commit keep only the `count` newest checkpoints, including its own, and the checkpoints of

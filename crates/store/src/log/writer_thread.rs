@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use image::{Blob, LogId, LogPlace, LogSegment, LogSlot};
+use image::{Blob, Commit, LogId, LogPlace, LogSegment, LogSlot};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
@@ -19,7 +19,7 @@ use super::clean::Cleaner;
 use super::compression::Compressor;
 use super::delta::Delta;
 use super::queue::{Order, Promise, Shared};
-use super::segments::{Compressed, too_long};
+use super::segments::{Compressed, Segments, too_long};
 use super::space::{self, Retention};
 use super::state::{Parts, State};
 use super::table::{BlockIndex, PageContent};
@@ -29,6 +29,10 @@ use crate::error::{Error, Result};
 use crate::meta::WriteTimings;
 use crate::packer::{Packed, pack};
 use crate::pool::{OnPanic, locked};
+use crate::reuse::{self, Allowance, Place, Unused};
+
+/// One of this number of blocks in an epoch may contain a wasted copy.
+const WASTED_SHARE: u64 = 8;
 
 /// An epoch whose pages are being copied.
 #[derive(Debug)]
@@ -41,6 +45,8 @@ pub(super) struct OpenEpoch {
     /// The number of bytes in the log when the epoch began.
     pub(super) begun_at: u64,
     pub(super) pages_written: u64,
+    /// Blocks of the epoch that no page uses any more.
+    unused: Unused<LogPlace>,
     pub(super) timings: WriteTimings,
 }
 
@@ -59,6 +65,10 @@ pub(super) struct WriterThread {
     /// The compressor of old segments; `None` if compression is disabled.
     pub(super) compression: Option<Compressor>,
     pub(super) pending: Vec<Pending>,
+    /// The newest checkpoint that this writer has written, and its size.
+    pub(super) newest: Option<(Commit, ByteCount)>,
+    /// See [`LogOptions::wasted_max`](super::options::LogOptions::wasted_max).
+    pub(super) wasted_max: PageCount,
     pub(super) status: LogStatus,
 }
 
@@ -80,6 +90,20 @@ pub(super) struct SlotStamp {
     pub(super) generation: u64,
     /// All data of the log before this place is durable.
     pub(super) durable: LogPlace,
+}
+
+impl Place for LogPlace {
+    fn is_before(self, next: Self) -> bool {
+        (self.segment, self.block + 1) == (next.segment, next.block)
+    }
+}
+
+/// Returns the place of a stored page.
+fn place_of(segments: &Segments, content: PageContent) -> Option<LogPlace> {
+    match content {
+        PageContent::Zero => None,
+        PageContent::At(index, _) => Some(segments.place(index)),
+    }
 }
 
 impl Pending {
@@ -140,12 +164,20 @@ impl WriterThread {
             Order::Drop(space, range) => {
                 if let Some(epoch) = &mut self.epoch {
                     let end = range.end.get().div_ceil(PAGE_BYTES);
-                    epoch.delta.drop_range(space, range.start.get() / PAGE_BYTES..end);
+                    let segments = &self.state.segments;
+                    let OpenEpoch { delta, unused, .. } = epoch;
+                    delta.drop_range(space, range.start.get() / PAGE_BYTES..end, |content| {
+                        unused.add(place_of(segments, content));
+                    });
                 }
             }
             // The next root (checkpoint description) will not name the invalidated checkpoints. After the commit of
             // this root, the segments of the invalidated checkpoints are removed.
-            Order::Void(above) => self.retention.void_above(above),
+            Order::Void(above) => {
+                self.newest = None;
+                self.retention.void_above(above);
+            }
+            Order::Fit => self.fit()?,
             Order::Abandon => self.epoch = None,
             Order::Finish(finish) => {
                 self.commit(*finish)?;
@@ -168,6 +200,7 @@ impl WriterThread {
             first,
             begun_at: self.active_segment.written,
             pages_written: 0,
+            unused: Unused::default(),
             timings: WriteTimings::default(),
         });
     }
@@ -184,6 +217,7 @@ impl WriterThread {
         pack(&mut buffer, &pieces, &mut packed);
         self.shared.pool.give_pieces(pieces);
         epoch.timings.hash += took.lap();
+        self.reuse_places(&mut epoch, &mut buffer, &mut packed)?;
         epoch.pages_written += u64::from(packed.stored);
         let places = self.append_packed(buffer, Owner::Pool, packed.stored);
         epoch.timings.write += took.lap();
@@ -197,6 +231,37 @@ impl WriterThread {
         }
         self.packed = packed;
         self.epoch = Some(epoch);
+        Ok(())
+    }
+
+    /// Writes packed pages to unused blocks of the open epoch, and removes these pages from the buffer. No root refers to
+    /// these blocks, and no slot says that they are durable.
+    fn reuse_places(
+        &mut self,
+        epoch: &mut OpenEpoch,
+        buffer: &mut PageBuffer,
+        packed: &mut Packed,
+    ) -> Result<()> {
+        let (segments, active, durable) = (&self.state.segments, &self.active_segment, self.stamp.durable);
+        let is_free = |place: LogPlace| place >= durable && active.can_rewrite(place);
+        let earlier =
+            |space, page| epoch.delta.pages.get(space, page).and_then(|content| place_of(segments, content));
+        let all = epoch.pages_written;
+        let choosable = |space, page| earlier(space, page).filter(|place| is_free(*place));
+        let allowance = Allowance { pages: self.wasted_max.get(), share: WASTED_SHARE };
+        let runs = epoch.unused.choose(packed, all, allowance, choosable, is_free);
+        for run in &runs {
+            let indexes: Option<Vec<BlockIndex>> =
+                run.places.iter().map(|place| self.state.segments.block_index(*place)).collect();
+            self.active_segment.rewrite(run.bytes(buffer), run.places[0])?;
+            for (number, (index, checksum)) in
+                indexes.ok_or_else(too_long)?.into_iter().zip(&run.checksums).enumerate()
+            {
+                epoch.delta.set(run.space, run.page + number as u64, PageContent::At(index, *checksum));
+            }
+        }
+        self.status.reused.0 += runs.iter().map(|run| run.places.len() as u64).sum::<u64>();
+        reuse::remove(buffer, packed, &runs);
         Ok(())
     }
 
@@ -302,6 +367,7 @@ impl WriterThread {
         self.status.segments = segments.numbers.len();
         self.status.disk = segments.disk();
         self.status.compressed = segments.compressed();
+        self.status.newest_written = self.newest.as_ref().map(|newest| newest.1).unwrap_or_default();
         self.status.written = ByteCount(self.active_segment.written);
         self.status.clone_into(&mut locked(&self.shared.state).status);
     }

@@ -4,7 +4,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use image::{ImageKind, RecordSet, SpaceId};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
@@ -383,6 +383,50 @@ fn fewer_checkpoints_are_kept_if_the_log_would_be_too_large() {
     assert_eq!((least.kept.len(), least.is_shortened), (2, true));
     let wide = rewritten(SizeLimit::Bytes(ByteCount(100 * memory)));
     assert_eq!((wide.kept.len(), wide.is_shortened), (8, false));
+}
+
+/// Before, an old checkpoint stayed beside the next one until its commit, and each page was stored as often as it was
+/// copied: the log had six times the size of the memory.
+#[test]
+fn a_log_stays_within_its_limit_while_a_checkpoint_is_written_with_many_wasted_copies() {
+    const PAGES: u64 = 1_600;
+    let scratch = Scratch::new();
+    let segment = ByteCount(1 << 20);
+    let keep = RetentionPolicy::newest(8);
+    let writer = scratch.open(LogOptions { keep, size: SizeLimit::OfPages, segment, ..options() });
+    let mut largest = 0;
+    for sequence in 1..=20 {
+        let epoch = writer.begin(Sequence(sequence), Base::Newest).unwrap().unwrap();
+        // All pages are copied twice, in two different orders.
+        for (round, step) in [(0, 16), (1, 7 * 16)] {
+            for number in 0..PAGES / 16 {
+                let first = number * step % PAGES;
+                let mut batch = epoch.buffer().unwrap();
+                let tag = 1 + sequence + first + 1_000_000 * round;
+                log_model::fill(batch.push(SpaceId(0), address(first), PageCount(16)).unwrap(), tag);
+                epoch.append(batch).unwrap();
+            }
+            largest = largest.max(scratch.log_bytes());
+        }
+        epoch.commit(RecordSet::new(), meta(Sequence(sequence))).unwrap().wait().unwrap();
+        largest = largest.max(scratch.log_bytes());
+        let held: Vec<Sequence> = [sequence.saturating_sub(1), sequence].map(Sequence).to_vec();
+        writer.hold(&held);
+        // Another thread removes segments.
+        let began = Instant::now();
+        while scratch.log_bytes() > (2 * 9) << 20 && began.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(held.iter().all(|one| one.0 == 0 || writer.status().kept.contains(one)), "{sequence}");
+    }
+    let status = writer.status();
+    let max = status.size_max.unwrap().0;
+    assert!(status.reused.0 > 10 * PAGES, "{status:?}");
+    assert!(largest <= max, "{largest} bytes of at most {max}: {status:?}");
+    writer.close().unwrap();
+    for sequence in [19, 20] {
+        scratch.store.read(&scratch.image(sequence)).unwrap().verify(|_| ()).unwrap();
+    }
 }
 
 #[test]

@@ -27,6 +27,7 @@ fn options(codec: Option<&str>) -> LogOptions {
         segment: ByteCount(48 << 12),
         keep: RetentionPolicy::newest(2),
         size: SizeLimit::None,
+        wasted_max: PageCount(8),
         compression: codec.map(compressed),
         threads: LogThreads::Caller,
     }

@@ -61,6 +61,7 @@ fn options(segments: Segments) -> LogOptions {
         segment: ByteCount(28 * 4096),
         keep: RetentionPolicy::newest(KEPT),
         size: SizeLimit::None,
+        wasted_max: PageCount(2),
         compression: (segments == Segments::Compressed)
             .then_some(SegmentCompression::new(codec, Duration::ZERO)),
         threads: LogThreads::Caller,
@@ -72,6 +73,7 @@ fn options(segments: Segments) -> LogOptions {
 struct Incarnation {
     answered: Option<Sequence>,
     moved: u64,
+    reused: u64,
     compressed: usize,
     error: Option<Error>,
 }
@@ -79,7 +81,10 @@ struct Incarnation {
 /// Opens the log and takes checkpoints until an error occurs.
 fn live(disk: &Arc<Disk>, subject: &mut Subject, epochs: u64, segments: Segments) -> Incarnation {
     let mut incarnation = Incarnation::default();
-    let opened = open(disk).and_then(|store| store.open_log(&name(), options(segments)));
+    // With the smallest size, old checkpoints are also removed between two commits.
+    let size = if subject.random.bool() { SizeLimit::None } else { SizeLimit::Bytes(ByteCount(1)) };
+    let options = LogOptions { size, ..options(segments) };
+    let opened = open(disk).and_then(|store| store.open_log(&name(), options));
     let writer = match opened {
         Ok(writer) => writer,
         Err(error) => return Incarnation { error: Some(error), ..incarnation },
@@ -88,6 +93,7 @@ fn live(disk: &Arc<Disk>, subject: &mut Subject, epochs: u64, segments: Segments
     incarnation.answered = writer.base();
     let result = run(&writer, subject, epochs, &mut incarnation);
     incarnation.moved = writer.status().moved.0;
+    incarnation.reused = writer.status().reused.0;
     incarnation.compressed = writer.status().compressed;
     incarnation.error = result.and_then(|()| writer.close()).err();
     incarnation
@@ -107,6 +113,7 @@ fn run(
             for ticket in waiting.drain(..) {
                 incarnation.answered = Some(ticket.wait()?.sequence);
             }
+            writer.hold(incarnation.answered.as_slice());
         }
     }
     for ticket in waiting {
@@ -123,7 +130,8 @@ fn inspect(disk: &Arc<Disk>, subject: &Subject, incarnation: &Incarnation) -> Re
     if newest < incarnation.answered {
         return Err(format!("{newest:?} is the newest, and {:?} was answered for", incarnation.answered));
     }
-    if whole.len() > KEPT {
+    // One more checkpoint is held.
+    if whole.len() > KEPT + 1 {
         return Err(format!("{whole:?} are more than are kept"));
     }
     Ok(())
@@ -141,13 +149,13 @@ fn steps_of(seed: u64, segments: Segments) -> u64 {
 }
 
 /// Runs four writers in sequence on one disk. A power cut ends each of the first three. Returns the number of pages
-/// moved by compaction.
-fn incarnations(seed: u64, steps: u64, lie: Lie, segments: Segments) -> Result<u64, String> {
+/// moved by compaction, and the number of copies that were written to the place of an earlier copy.
+fn incarnations(seed: u64, steps: u64, lie: Lie, segments: Segments) -> Result<[u64; 2], String> {
     let disk = Disk::new(seed);
     disk.lie(lie);
     let mut random = Rng::with_seed(seed);
     let mut subject = Subject::new(seed, 40, 6);
-    let mut moved = 0;
+    let (mut moved, mut reused) = (0, 0);
     for number in 0..4 {
         let cut = number < 3;
         if cut {
@@ -162,20 +170,24 @@ fn incarnations(seed: u64, steps: u64, lie: Lie, segments: Segments) -> Result<u
         disk.restart();
         inspect(&disk, &subject, &incarnation).map_err(|why| format!("incarnation {number}: {why}"))?;
         moved += incarnation.moved;
+        reused += incarnation.reused;
     }
-    Ok(moved)
+    Ok([moved, reused])
 }
 
 fn cut_at_any_step(seeds: u64, segments: Segments) {
     let steps = steps_of(USUAL, segments);
     assert!(steps > 100, "an incarnation has become implausibly short: {steps} steps");
-    let mut moved = 0;
+    let (mut moved, mut reused) = (0, 0);
     for seed in 0..seeds {
-        moved += incarnations(seed, steps, Lie::Honest, segments)
-            .unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        let counts = incarnations(seed, steps, Lie::Honest, segments);
+        let [more_moved, more_reused] = counts.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        moved += more_moved;
+        reused += more_reused;
     }
-    println!("{seeds} seeds, {} power cuts, {moved} pages moved", 3 * seeds);
+    println!("{seeds} seeds, {} power cuts, {moved} pages moved, {reused} places reused", 3 * seeds);
     assert!(moved > seeds, "cleaning took no part: {moved} pages moved");
+    assert!(reused > seeds, "no places were reused: {reused}");
 }
 
 #[test]

@@ -75,6 +75,7 @@ pub(crate) fn options() -> LogOptions {
         segment: ByteCount(1 << 18),
         keep: RetentionPolicy::newest(3),
         size: SizeLimit::None,
+        wasted_max: PageCount(8),
         compression: None,
         threads: LogThreads::Own,
     }
