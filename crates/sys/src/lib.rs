@@ -32,6 +32,7 @@ pub mod inotify;
 pub mod kcmp;
 pub mod launch;
 pub mod listener_holder;
+pub mod message_queue;
 pub mod packet_hold;
 pub mod page_buffer;
 pub mod pagemap;

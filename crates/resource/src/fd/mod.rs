@@ -35,6 +35,7 @@ mod kept_connections;
 pub(crate) mod kind;
 pub mod locks;
 pub mod memfd;
+pub mod mqueue;
 pub(crate) mod multicast;
 mod nameless;
 pub mod namespace;
@@ -86,6 +87,8 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &fifo::Fifo,
     &tty::Tty,
     &symlink::Symlink,
+    // `Mqueue` precedes the kinds of files, which claim every regular file.
+    &mqueue::Mqueue,
     &regular::Regular,
     &deleted::Deleted,
     &memfd::Memfd,
