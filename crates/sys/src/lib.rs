@@ -7,6 +7,7 @@
 
 pub mod allocation_count;
 mod bpf;
+pub mod bpf_map;
 pub mod clear_refs;
 pub mod clock;
 pub mod clone;

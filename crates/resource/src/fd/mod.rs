@@ -11,6 +11,7 @@
 //! together. Every process under construction inherits all created descriptions. [`FdKind::connect`] runs when each
 //! descriptor has its fd in its process, and restores state that depends on fds (epoll registrations).
 
+pub mod bpf_map;
 pub mod deleted;
 pub(crate) mod description;
 pub mod device;
@@ -98,6 +99,7 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &inotify::Inotify,
     &fanotify::Fanotify,
     &pidfd::Pidfd,
+    &bpf_map::BpfMap,
     &epoll::Epoll { kind_of },
     &tcp::Tcp,
     &udp::Udp,

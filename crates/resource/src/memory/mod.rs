@@ -95,6 +95,12 @@ fn unclaimed(of: MappingOf<'_>) -> Obstacle {
         )
     } else if name.contains("[io_uring]") {
         ("io_uring ring", "io_uring is not supported", WITHOUT_IO_URING)
+    } else if name.contains("bpf-map") {
+        (
+            "mapped BPF map",
+            "a BPF map is restored only if the program does not map it",
+            "let the program unmap it",
+        )
     } else if name.starts_with("/dev/") {
         ("device mapping", "the memory of a device cannot be saved", flags::WITHOUT_DEVICE)
     } else {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use model::{Fd, Pid};
 use rustix::fs::Stat;
-use tracee::procfs;
+use tracee::procfs::{self, DescriptorInfo};
 
 use crate::fd::scope::CaptureScope;
 
@@ -21,7 +21,14 @@ pub(crate) fn holder(scope: &CaptureScope<'_>, target: &str) -> Option<Pid> {
 /// Works like [`holder`], but the open flags of the descriptor must also satisfy `fits`. The flags distinguish the two
 /// ends of a pipe, which have the same link.
 pub(crate) fn holder_with(scope: &CaptureScope<'_>, target: &str, fits: impl Fn(u32) -> bool) -> Option<Pid> {
-    others().find(|pid| !scope.pids.contains(pid) && holds(*pid, target, &fits))
+    others().find(|pid| !scope.pids.contains(pid) && holds(*pid, target, |info| fits(info.flags)))
+}
+
+/// Works like [`holder`], but the fdinfo text of the descriptor must also contain `part`. All objects without an inode of
+/// their own have the same link.
+pub(crate) fn holder_of_text(scope: &CaptureScope<'_>, target: &str, part: &str) -> Option<Pid> {
+    let fits = |info: &DescriptorInfo| info.text.contains(part);
+    others().find(|pid| !scope.pids.contains(pid) && holds(*pid, target, fits))
 }
 
 /// Describes a process that `holder` or `user_of` has found, for an error message.
@@ -35,14 +42,14 @@ pub(crate) fn describe(holder: Option<Pid>) -> String {
     }
 }
 
-fn holds(pid: Pid, target: &str, fits: &impl Fn(u32) -> bool) -> bool {
+fn holds(pid: Pid, target: &str, fits: impl Fn(&DescriptorInfo) -> bool) -> bool {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
     entries.filter_map(std::io::Result::ok).any(|entry| {
         let is_target = fs::read_link(entry.path()).is_ok_and(|link| link == Path::new(target));
         is_target && {
             let number = entry.file_name().to_str().and_then(|name| name.parse().ok()).map(Fd);
             let info = number.and_then(|fd| procfs::descriptor_info(pid, fd).ok());
-            info.is_some_and(|info| fits(info.flags))
+            info.is_some_and(|info| fits(&info))
         }
     })
 }
