@@ -200,6 +200,20 @@ pub fn create(properties: &Properties) -> Result<OwnedFd> {
     made.map(owned).map_err(|errno| Error::new("create a BPF map", errno))
 }
 
+/// Creates a map of a type of arrays, with one entry and no name.
+pub(crate) fn create_array(kind: u32, value_bytes: u32) -> Result<OwnedFd> {
+    create(&Properties {
+        id: 0,
+        kind,
+        key_bytes: 4,
+        value_bytes,
+        entries_max: 1,
+        flags: 0,
+        name: [0; NAME_BYTES],
+        is_bound: false,
+    })
+}
+
 /// Returns a new descriptor of the map with an id.
 ///
 /// # Errors

@@ -5,6 +5,7 @@
 //! errno.
 //! Does not: contain policy, or know what a checkpoint is.
 
+pub mod aio_contexts;
 pub mod allocation_count;
 mod bpf;
 pub mod bpf_map;

@@ -5,6 +5,7 @@
 //! share is saved once.
 //! Does not: copy pages; the copiers of the engine copy the pages that [`Content`] specifies.
 
+mod aio_ring;
 mod deleted_file;
 mod flags;
 mod hugetlb;
@@ -35,6 +36,7 @@ pub const REGISTRY: &[&dyn MemoryKind] = &[
     &hugetlb::Hugetlb,
     &memfd::Memfd,
     &sysv_shm::SysvShm,
+    &aio_ring::AioRing,
     &private_file::PrivateFile,
     &tmpfs_file::TmpfsFile,
     &shared_file::SharedFile,
@@ -80,12 +82,6 @@ fn unclaimed(of: MappingOf<'_>) -> Obstacle {
             "secret memory",
             "memory of memfd_secret(2) cannot be read",
             "configure the program to keep its secrets in memory locked with mlock",
-        )
-    } else if name.starts_with("/[aio]") {
-        (
-            "aio ring",
-            "kernel aio contexts are not supported",
-            "configure the program without native aio (MariaDB: innodb_use_native_aio = 0; nginx: aio threads)",
         )
     } else if name.starts_with(record::RING_OF_SOCKET) {
         (
