@@ -44,6 +44,9 @@ pub struct AioContext {
     pub address: Address,
     /// Number of requests that are in flight.
     pub in_flight: u32,
+    /// A request in flight waits for an event, for example until a pipe becomes readable. Other requests wait for a
+    /// disk, and complete soon.
+    pub waits_for_event: bool,
 }
 
 /// Reads the contexts of processes.
@@ -67,6 +70,7 @@ struct Offsets {
     free: u64,
     free_of_processors: u64,
     completed: u64,
+    waiting: u64,
 }
 
 impl AioContexts {
@@ -89,6 +93,7 @@ impl AioContexts {
                 free: at("kioctx", "reqs_available")?,
                 free_of_processors: at("kioctx", "cpu")?,
                 completed: at("kioctx", "completed_events")?,
+                waiting: at("kioctx", "active_reqs")?,
             },
             processors: processors(&types, &mut words)?,
             words,
@@ -126,9 +131,12 @@ impl AioContexts {
         for processor in &self.processors {
             others = others.wrapping_add(words.half(of_processors.wrapping_add(*processor))?);
         }
+        // A list of the kernel is empty if its head leads to itself.
+        let waiting = context + self.offsets.waiting;
         Ok(AioContext {
             address: Address(words.word(context + self.offsets.address)?),
             in_flight: slots.wrapping_sub(others),
+            waits_for_event: words.word(waiting)? != waiting,
         })
     }
 }
@@ -266,17 +274,17 @@ mod tests {
             let found = contexts.of_process(own).unwrap();
             let found: Vec<_> = found.iter().filter(|found| found.address == Address(context)).collect();
             assert_eq!(found.len(), 1);
-            found[0].in_flight
+            (found[0].in_flight, found[0].waits_for_event)
         };
-        assert_eq!(in_flight(), 0);
+        assert_eq!(in_flight(), (0, false));
         let empty = rustix::fs::memfd_create("empty", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         for _ in 0..3 {
             submit(context, READ, empty.as_raw_fd());
-            assert_eq!(in_flight(), 0);
+            assert_eq!(in_flight(), (0, false));
         }
         let counter = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         submit(context, POLL, counter.as_raw_fd());
-        assert_eq!(in_flight(), 1);
+        assert_eq!(in_flight(), (1, true));
         // SAFETY: the call waits for requests in flight, and the poll request is cancelled.
         unsafe { libc::syscall(libc::SYS_io_destroy, context) };
     }

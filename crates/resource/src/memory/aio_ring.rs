@@ -3,16 +3,19 @@
 //! The kernel maps a ring into the process that creates a context. The address of the ring is the id of the context.
 //!
 //! Owns: the length and the content of a ring, and creating a context whose ring is at the recorded address.
-//! Invariants: a context with requests in flight prevents the checkpoint, because their completions would be lost. The
+//! Invariants: a context with requests in flight prevents the checkpoint, because their completions would be lost. A
+//! stopped program submits no request, so requests that wait for a disk complete in the pause, within a bounded wait. The
 //! position in the ring is restored, so that a program that reads the ring without system calls continues.
 //! Does not: save contexts whose ring is not mapped; the program cannot use them.
 
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
 use prost::Message;
-use sys::aio_contexts::AioContexts;
+use sys::aio_contexts::{AioContext, AioContexts};
+use sys::clock::Deadline;
 use tracee::arch::numbers as nr;
 use tracee::{ProcessMemory, Stub, procfs};
 
@@ -31,6 +34,9 @@ const WITHOUT_AIO: &str = "retry in a moment, or configure the program without n
 /// Length of the head of a ring, and of an event, in bytes.
 const HEAD_BYTES: usize = 32;
 const EVENT_BYTES: usize = 32;
+/// Maximum time in the pause for which requests that wait for a disk may complete.
+const COMPLETION_WAIT_MAX: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// Maximum length of a ring in bytes. The kernel limits the number of requests of all contexts by fs.aio-max-nr.
 const RING_BYTES_MAX: u64 = 64 << 20;
 /// Maximum number of requests that a restore submits with one call.
@@ -97,11 +103,10 @@ impl MemoryKind for AioRing {
         Content::None
     }
 
+    /// Requests that wait for a disk are no obstacle, because they complete in the pause.
     fn obstacles(&self, of: MappingOf<'_>) -> Vec<Obstacle> {
-        reason(of.pid, of.mapping.range.start)
-            .map(|(why, fix)| of.obstacle(WHAT, &why, fix))
-            .into_iter()
-            .collect()
+        let reason = state(of.pid, of.mapping.range.start).reason(Moment::Running);
+        reason.map(|(why, fix)| of.obstacle(WHAT, &why, fix)).into_iter().collect()
     }
 
     fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
@@ -110,13 +115,38 @@ impl MemoryKind for AioRing {
         Ok((ring.encode_to_vec(), range.len().get()))
     }
 
+    /// Waits for requests that read from a disk into memory, or write memory to a disk.
+    fn settle(&self, record: &ObjectRecord) -> Result<()> {
+        let ring: Ring = crate::error::decode(NAME, &record.payload)?;
+        let pid = Pid(ring.pid);
+        let deadline = Deadline::after(COMPLETION_WAIT_MAX);
+        loop {
+            let found = state(pid, Address(ring.address));
+            if !found.completes_soon() {
+                // `inside` refuses other states.
+                return Ok(());
+            }
+            if deadline.has_passed() {
+                return found
+                    .reason(Moment::Stopped)
+                    .map_or(Ok(()), |(why, fix)| Err(refused(pid, why, fix)));
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
     fn inside(&self, record: &mut ObjectRecord) -> Result<()> {
         let mut ring: Ring = crate::error::decode(NAME, &record.payload)?;
         let pid = Pid(ring.pid);
-        if let Some((why, fix)) = reason(pid, Address(ring.address)) {
-            // The program may have moved the ring.
-            let moved = address_of(pid, record.inode).filter(|found| reason(pid, *found).is_none());
-            ring.address = moved.ok_or_else(|| refused(pid, why, fix))?.get();
+        let mut found = state(pid, Address(ring.address));
+        if matches!(found, State::Missing)
+            && let Some(moved) = address_of(pid, record.inode)
+        {
+            ring.address = moved.get();
+            found = state(pid, moved);
+        }
+        if let Some((why, fix)) = found.reason(Moment::Stopped) {
+            return Err(refused(pid, why, fix));
         }
         let memory = ProcessMemory::open(pid)?;
         ring.bytes = memory.read_vec(Address(ring.address), ByteCount(record.length))?;
@@ -168,39 +198,73 @@ impl MemoryKind for AioRing {
     }
 }
 
-/// Returns the reason why the ring at an address cannot be saved now, with the fix.
-fn reason(pid: Pid, address: Address) -> Option<(String, &'static str)> {
+/// The state of the context of a ring.
+#[derive(Debug)]
+enum State {
+    /// The context exists.
+    Found(AioContext),
+    /// The process has no context whose ring is at this address.
+    Missing,
+    /// The process has ended.
+    Ended,
+    /// The contexts could not be read.
+    Unknown(sys::Error),
+}
+
+/// Whether the threads of the process are stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Moment {
+    Running,
+    Stopped,
+}
+
+impl State {
+    /// Reports whether requests are in flight that complete without an event.
+    fn completes_soon(&self) -> bool {
+        matches!(self, Self::Found(context) if context.in_flight > 0 && !context.waits_for_event)
+    }
+
+    /// Returns the reason why the ring cannot be saved, with the fix.
+    fn reason(&self, moment: Moment) -> Option<(String, &'static str)> {
+        match self {
+            Self::Ended => None,
+            Self::Missing => Some((
+                "the process has inherited the ring, or has destroyed its context".to_owned(),
+                "let the process unmap the ring",
+            )),
+            Self::Unknown(error) => Some((
+                format!("requests in flight cannot be counted: {error}"),
+                "run undying as root on Linux 6.13 or later, or start the program without native aio",
+            )),
+            Self::Found(context) if context.in_flight == 0 => None,
+            Self::Found(_) if self.completes_soon() && moment == Moment::Running => None,
+            Self::Found(context) => {
+                let count = context.in_flight;
+                Some((
+                    format!("{count} requests are in flight, and their completions would be lost"),
+                    WITHOUT_AIO,
+                ))
+            }
+        }
+    }
+}
+
+/// Reads the state of the context whose ring is at an address.
+fn state(pid: Pid, address: Address) -> State {
     /// Reads contexts of all processes. The programs that it loads are loaded once.
     static CONTEXTS: Mutex<Option<AioContexts>> = Mutex::new(None);
-    let mut contexts = CONTEXTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     let found = contexts.take().map_or_else(AioContexts::new, Ok).and_then(|mut reader| {
         let found = reader.of_process(pid);
         *contexts = Some(reader);
         found
     });
-    let found = match found {
-        Ok(found) => found,
-        // A process that has ended has no obstacle.
-        Err(error) if error.errno == sys::Errno::ESRCH => return None,
-        Err(error) => {
-            let why = format!("requests in flight cannot be counted: {error}");
-            return Some((
-                why,
-                "run undying as root on Linux 6.13 or later, or start the program without native aio",
-            ));
+    match found {
+        Ok(found) => {
+            found.into_iter().find(|context| context.address == address).map_or(State::Missing, State::Found)
         }
-    };
-    match found.iter().find(|context| context.address == address) {
-        None => {
-            let why = "the process has inherited the ring, or has destroyed its context";
-            Some((why.to_owned(), "let the process unmap the ring"))
-        }
-        Some(context) if context.in_flight > 0 => {
-            let why =
-                format!("{} requests are in flight, and their completions would be lost", context.in_flight);
-            Some((why, WITHOUT_AIO))
-        }
-        Some(_) => None,
+        Err(error) if error.errno == sys::Errno::ESRCH => State::Ended,
+        Err(error) => State::Unknown(error),
     }
 }
 

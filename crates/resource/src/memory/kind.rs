@@ -147,6 +147,13 @@ pub trait MemoryKind: Sync {
         Ok(())
     }
 
+    /// Waits until the kernel changes no memory of the program for requests to the object. Called inside the pause, before
+    /// pages are copied. The wait is short. If the kernel can still change memory afterwards, the method fails.
+    fn settle(&self, record: &ObjectRecord) -> Result<()> {
+        let _ = record;
+        Ok(())
+    }
+
     /// Updates a record with changes of the object since the call of `describe`. Called inside the pause.
     fn inside(&self, record: &mut ObjectRecord) -> Result<()> {
         let _ = record;
