@@ -1,37 +1,36 @@
-/* Has a BPF map. */
+/* Has a BPF program. */
 #include "victim.h"
 
 #include <linux/bpf.h>
 
-#define KEY 3u
-#define VALUE 0x1234567812345678u
-
-static int map;
+static int program;
 
 static void setup(void)
 {
-	union bpf_attr create = { .map_type = BPF_MAP_TYPE_ARRAY, .key_size = 4, .value_size = 8, .max_entries = 8 };
-	uint32_t key = KEY;
-	uint64_t value = VALUE;
-	map = (int)syscall(SYS_bpf, BPF_MAP_CREATE, &create, sizeof(create));
-	if (map < 0)
+	struct bpf_insn code[] = {
+		{ .code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = BPF_REG_0, .imm = 0 },
+		{ .code = BPF_JMP | BPF_EXIT },
+	};
+	union bpf_attr load = { .prog_type = BPF_PROG_TYPE_SOCKET_FILTER,
+				.insns = (uintptr_t)code,
+				.insn_cnt = sizeof(code) / sizeof(code[0]),
+				.license = (uintptr_t) "MIT" };
+	program = (int)syscall(SYS_bpf, BPF_PROG_LOAD, &load, sizeof(load));
+	if (program < 0)
 		victim_unsupported("bpf: %m");
-	union bpf_attr update = { .map_fd = (uint32_t)map, .key = (uintptr_t)&key, .value = (uintptr_t)&value };
-	must(syscall(SYS_bpf, BPF_MAP_UPDATE_ELEM, &update, sizeof(update)));
 }
 
 static void verify(void)
 {
-	uint32_t key = KEY;
-	uint64_t value = 0;
-	union bpf_attr lookup = { .map_fd = (uint32_t)map, .key = (uintptr_t)&key, .value = (uintptr_t)&value };
-	must(syscall(SYS_bpf, BPF_MAP_LOOKUP_ELEM, &lookup, sizeof(lookup)));
-	check(value == VALUE, "the map holds %#llx", (unsigned long long)value);
+	struct bpf_prog_info info = { 0 };
+	union bpf_attr query = { .info.bpf_fd = (uint32_t)program, .info.info_len = sizeof(info), .info.info = (uintptr_t)&info };
+	must(syscall(SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, &query, sizeof(query)));
+	check(info.type == BPF_PROG_TYPE_SOCKET_FILTER, "a program of type %u", info.type);
 }
 
 static void sabotage(void)
 {
-	close(map);
+	close(program);
 }
 
 static const struct victim victim = { setup, NULL, verify, sabotage, NULL, false };

@@ -21,16 +21,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use self::assembler::Instruction;
 use crate::error::{Errno, Error, Result};
 
-const MAP_CREATE: i32 = 0;
+pub(crate) const MAP_CREATE: i32 = 0;
 const MAP_UPDATE_ELEM: i32 = 2;
 const MAP_DELETE_ELEM: i32 = 3;
-const MAP_LOOKUP_BATCH: i32 = 24;
+pub(crate) const MAP_LOOKUP_BATCH: i32 = 24;
 const PROG_LOAD: i32 = 5;
 const PROG_RUN: i32 = 10;
-const OBJ_GET_INFO_BY_FD: i32 = 15;
+pub(crate) const OBJ_GET_INFO_BY_FD: i32 = 15;
 const RAW_TRACEPOINT_OPEN: i32 = 17;
 
-const HASH: u32 = 1;
+pub(crate) const HASH: u32 = 1;
 const LRU_HASH: u32 = 9;
 const PROGRAM_RAW_TRACEPOINT: u32 = 17;
 const PROGRAM_SYSCALL: u32 = 31;
@@ -127,20 +127,20 @@ struct ElementArguments {
 const _: () = assert!(size_of::<ElementArguments>() == 32);
 const _: () = assert!(offset_of!(ElementArguments, key) == 8);
 
-/// Arguments of BPF_MAP_LOOKUP_BATCH.
+/// Arguments of BPF_MAP_LOOKUP_BATCH and BPF_MAP_UPDATE_BATCH.
 #[repr(C)]
 #[derive(Default)]
-struct BatchArguments {
+pub(crate) struct BatchArguments {
     /// Address of the position where the batch begins; 0 means the beginning of the map.
-    from: u64,
+    pub(crate) from: u64,
     /// Address to which the kernel writes the position where the next batch begins.
-    next: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    map: u32,
-    element_flags: u64,
-    flags: u64,
+    pub(crate) next: u64,
+    pub(crate) keys: u64,
+    pub(crate) values: u64,
+    pub(crate) count: u32,
+    pub(crate) map: u32,
+    pub(crate) element_flags: u64,
+    pub(crate) flags: u64,
 }
 
 const _: () = assert!(size_of::<BatchArguments>() == 56);
@@ -152,7 +152,7 @@ const _: () = assert!(offset_of!(BatchArguments, map) == 36);
 ///
 /// `arguments` is the structure of this command, and its addresses lead to memory of the size that the command reads
 /// or writes.
-unsafe fn bpf<T>(command: i32, arguments: &mut T) -> std::result::Result<i32, Errno> {
+pub(crate) unsafe fn bpf<T>(command: i32, arguments: &mut T) -> std::result::Result<i32, Errno> {
     // SAFETY: the caller has checked the addresses; the size is the size of the structure.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(arguments), size_of::<T>()) };
@@ -160,7 +160,7 @@ unsafe fn bpf<T>(command: i32, arguments: &mut T) -> std::result::Result<i32, Er
 }
 
 /// Owns a descriptor that bpf(2) has returned.
-fn owned(descriptor: i32) -> OwnedFd {
+pub(crate) fn owned(descriptor: i32) -> OwnedFd {
     // SAFETY: bpf(2) has just created this descriptor, which has no other owner.
     unsafe { OwnedFd::from_raw_fd(descriptor) }
 }
@@ -210,10 +210,10 @@ impl CalledProgram {
 
 /// Arguments of BPF_OBJ_GET_INFO_BY_FD.
 #[repr(C)]
-struct InfoArguments {
-    descriptor: u32,
-    bytes: u32,
-    info: u64,
+pub(crate) struct InfoArguments {
+    pub(crate) descriptor: u32,
+    pub(crate) bytes: u32,
+    pub(crate) info: u64,
 }
 
 const _: () = assert!(size_of::<InfoArguments>() == 16);

@@ -5,8 +5,10 @@
 //! errno.
 //! Does not: contain policy, or know what a checkpoint is.
 
+pub mod aio_contexts;
 pub mod allocation_count;
 mod bpf;
+pub mod bpf_map;
 pub mod clear_refs;
 pub mod clock;
 pub mod clone;
@@ -32,6 +34,7 @@ pub mod inotify;
 pub mod kcmp;
 pub mod launch;
 pub mod listener_holder;
+pub mod message_queue;
 pub mod packet_hold;
 pub mod page_buffer;
 pub mod pagemap;

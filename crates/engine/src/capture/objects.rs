@@ -199,6 +199,17 @@ impl Objects {
         AreaRecord::new(mapping, number)
     }
 
+    /// Waits until the kernel changes no memory for requests to the objects. Called inside the pause, before pages are
+    /// copied.
+    pub(super) fn settle(&self) -> Result<()> {
+        for record in self.records.values() {
+            if let Some(kind) = memory::kind_named(&record.kind) {
+                kind.settle(record)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Updates the records inside the pause.
     pub(super) fn inside(&mut self) -> Result<()> {
         for record in self.records.values_mut() {

@@ -158,6 +158,7 @@ pub(super) fn take<M: Memory>(
     }
     before.settle_descriptors()?;
     memory.check(before)?;
+    before.objects.settle()?;
     phases[Phase::Tables] = laps.lap();
     phases.memory_first = memory.comes_first();
     if !phases.memory_first {

@@ -49,6 +49,7 @@ pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
         for area in process.areas.iter().filter(|area| !segments.contains_key(&area.object)) {
             map(area, open, target)?;
         }
+        replace(plan, process, target)?;
         let (stub, _) = target.leader();
         for area in &process.areas {
             for step in memory::advice_before_pages(area) {
@@ -61,6 +62,20 @@ pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Resul
         }
     }
     segments::attached(plan)
+}
+
+/// Replaces the mappings of objects that only the process itself can create.
+fn replace(plan: &Plan, process: &PlannedProcess, target: &mut BuiltProcess) -> Result<()> {
+    for record in &plan.objects {
+        let Some(kind) = memory::kind_named(&record.kind).filter(|kind| kind.is_made_by_process()) else {
+            continue;
+        };
+        for area in process.areas.iter().filter(|area| area.object == record.id) {
+            let (stub, memory) = target.leader();
+            kind.replace(record, area.range(), stub, memory)?;
+        }
+    }
+    Ok(())
 }
 
 /// Sets brk, stack, arguments, auxiliary vector and executable, which `ps` and brk(2) use.

@@ -14,13 +14,11 @@ use super::file_state::{self, FileCapture, FilePayload};
 use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
 use super::memfd::is_memfd;
 use super::nameless::{CLOSE_IT, open_handle};
-use super::regular::of_message_queue;
 use super::scope::CaptureScope;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::opener::nearest_directory;
 use crate::support::content::{DATA_BYTES_MAX, data_bytes};
-use crate::support::file_system::is_message_queue;
 use crate::support::opening::reader;
 use crate::support::path::Name;
 
@@ -51,9 +49,6 @@ impl FdKind for Deleted {
         let system = rustix::fs::fstatfs(&description.duplicate).map_or(0, |system| system.f_type);
         if let Some((_, what)) = UNREADABLE.iter().find(|row| row.0 == system) {
             return vec![description.obstacle(what, "such memory cannot be read as a file", CLOSE_IT)];
-        }
-        if is_message_queue(description) {
-            return vec![of_message_queue(description)];
         }
         if description.stat.st_nlink > 0 {
             return handle_obstacle(description).into_iter().collect();

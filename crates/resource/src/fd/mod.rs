@@ -11,6 +11,7 @@
 //! together. Every process under construction inherits all created descriptions. [`FdKind::connect`] runs when each
 //! descriptor has its fd in its process, and restores state that depends on fds (epoll registrations).
 
+pub mod bpf_map;
 pub mod deleted;
 pub(crate) mod description;
 pub mod device;
@@ -35,6 +36,7 @@ mod kept_connections;
 pub(crate) mod kind;
 pub mod locks;
 pub mod memfd;
+pub mod mqueue;
 pub(crate) mod multicast;
 mod nameless;
 pub mod namespace;
@@ -86,6 +88,8 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &fifo::Fifo,
     &tty::Tty,
     &symlink::Symlink,
+    // `Mqueue` precedes the kinds of files, which claim every regular file.
+    &mqueue::Mqueue,
     &regular::Regular,
     &deleted::Deleted,
     &memfd::Memfd,
@@ -95,6 +99,7 @@ pub const REGISTRY: &[&dyn FdKind] = &[
     &inotify::Inotify,
     &fanotify::Fanotify,
     &pidfd::Pidfd,
+    &bpf_map::BpfMap,
     &epoll::Epoll { kind_of },
     &tcp::Tcp,
     &udp::Udp,

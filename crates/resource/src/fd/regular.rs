@@ -14,7 +14,6 @@ use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
-use crate::support::file_system::is_message_queue;
 use crate::support::opening::is_path_only;
 use crate::support::path::{self, Name};
 
@@ -52,9 +51,6 @@ impl FdKind for Regular {
                 "let the program close it after each use",
             )];
         }
-        if is_message_queue(description) {
-            return vec![of_message_queue(description)];
-        }
         path::unreachable(description, name.path(), scope)
     }
 
@@ -77,15 +73,6 @@ impl FdKind for Regular {
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         file_state::create(NAME, records, context)
     }
-}
-
-/// Returns the obstacle of a POSIX message queue, which looks like a regular file.
-pub(super) fn of_message_queue(description: &Description) -> Obstacle {
-    description.obstacle(
-        "POSIX message queue",
-        "the messages of mq_overview(7) are not saved yet",
-        "let the program close the queue, or use a Unix socket instead",
-    )
 }
 
 /// Reports whether a path is below `/proc/PID`.

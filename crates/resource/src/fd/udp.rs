@@ -39,6 +39,12 @@ use crate::obstacle::Obstacle;
 use crate::support::label;
 
 const NAME: &str = "fd/udp";
+const WHAT: &str = "UDP socket";
+/// Reason and fix of a socket with UDP_CORK that has collected data.
+const CORKED: (&str, &str) = (
+    "the kernel holds a datagram that the program has not completed (UDP_CORK), and its data cannot be read",
+    "retry when the program has sent the datagram",
+);
 const HEADER_BYTES: usize = 8;
 const CHECKSUM_AT: usize = 6;
 const ROOM_EXTRA: usize = 64 * 1024;
@@ -49,6 +55,7 @@ const LOST_MAX: usize = 8;
 const EADDRINUSE: i32 = 98;
 const PACKET_INFO: SocketOption = SocketOption { level: IPPROTO_IP, number: 8, name: "IP_PKTINFO" };
 const PACKET_INFO6: SocketOption = SocketOption { level: IPPROTO_IPV6, number: 49, name: "IPV6_RECVPKTINFO" };
+const CORK: SocketOption = SocketOption { level: IPPROTO_UDP, number: 1, name: "UDP_CORK" };
 const MEMORY: SocketOption = SocketOption { level: SOL_SOCKET, number: 55, name: "SO_MEMINFO" };
 
 /// Descriptor kind ([`FdKind`]) of UDP and UDP-Lite sockets.
@@ -121,7 +128,12 @@ impl FdKind for Udp {
         if scope.is_inherited(&description.stat) {
             return Vec::new();
         }
-        socket_options::obstacles(description, "UDP socket")
+        let mut found = socket_options::obstacles(description, WHAT);
+        let is_corked = socket_option::get_int(description.as_fd(), CORK).is_ok_and(|cork| cork == 1);
+        if is_corked && holds_data(description.as_fd()).unwrap_or(false) {
+            found.push(description.obstacle(WHAT, CORKED.0, CORKED.1));
+        }
+        found
     }
 
     fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
@@ -182,6 +194,14 @@ impl FdCapture for Capture {
         }
         let shut = self.diag.shut_halves(self.family.domain, self.family.protocol, description.inode())?;
         self.state.options = Options::read(socket, &self.fresh)?;
+        if self.state.options.int(CORK) == Some(1) && holds_data(socket)? {
+            return Err(ResourceError::Unsupported {
+                pid: description.pid,
+                what: description.named(WHAT),
+                why: CORKED.0.to_owned(),
+                fix: CORKED.1.to_owned(),
+            });
+        }
         self.state.local = socket::local(socket)?.0;
         self.state.peer = peer.unwrap_or_default().0;
         self.state.shut = u32::from(shut.unwrap_or(0));
@@ -200,6 +220,11 @@ impl FdCapture for Capture {
             .collect();
         Ok(std::mem::take(&mut self.state).encode_to_vec())
     }
+}
+
+/// Reports whether the kernel has data of a socket that is not sent yet.
+fn holds_data(socket: BorrowedFd<'_>) -> Result<bool> {
+    Ok(socket::unacknowledged_bytes(socket)? > 0)
 }
 
 /// Peeks all datagrams with their destination addresses. Sets the option for destination addresses during the peek.

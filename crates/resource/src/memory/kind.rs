@@ -10,9 +10,10 @@
 
 use std::os::fd::OwnedFd;
 
-use model::Pid;
+use model::{AddressRange, Pid};
 use sys::segment::SegmentId;
 use tracee::procfs::Mapping;
+use tracee::{ProcessMemory, Stub};
 
 use super::record::ObjectRecord;
 use crate::error::Result;
@@ -146,6 +147,13 @@ pub trait MemoryKind: Sync {
         Ok(())
     }
 
+    /// Waits until the kernel changes no memory of the program for requests to the object. Called inside the pause, before
+    /// pages are copied. The wait is short. If the kernel can still change memory afterwards, the method fails.
+    fn settle(&self, record: &ObjectRecord) -> Result<()> {
+        let _ = record;
+        Ok(())
+    }
+
     /// Updates a record with changes of the object since the call of `describe`. Called inside the pause.
     fn inside(&self, record: &mut ObjectRecord) -> Result<()> {
         let _ = record;
@@ -157,6 +165,25 @@ pub trait MemoryKind: Sync {
     fn segment(&self, record: &ObjectRecord) -> Result<Option<SegmentId>> {
         let _ = record;
         Ok(None)
+    }
+
+    /// Reports whether only the process itself can create the object. At a restore, `open` then returns memory of the
+    /// same length, and `replace` replaces its mapping.
+    fn is_made_by_process(&self) -> bool {
+        false
+    }
+
+    /// Replaces the mapping of an object by the object that `stub` creates. Called at a restore for each mapping of the
+    /// object, if `is_made_by_process` reports `true`.
+    fn replace(
+        &self,
+        record: &ObjectRecord,
+        range: AddressRange,
+        stub: &mut Stub,
+        memory: &ProcessMemory,
+    ) -> Result<()> {
+        let _ = (record, range, stub, memory);
+        Ok(())
     }
 
     /// Runs steps that are possible only after every process has its mappings. Called at a restore.

@@ -5,6 +5,7 @@
 //! share is saved once.
 //! Does not: copy pages; the copiers of the engine copy the pages that [`Content`] specifies.
 
+mod aio_ring;
 mod deleted_file;
 mod flags;
 mod hugetlb;
@@ -35,6 +36,7 @@ pub const REGISTRY: &[&dyn MemoryKind] = &[
     &hugetlb::Hugetlb,
     &memfd::Memfd,
     &sysv_shm::SysvShm,
+    &aio_ring::AioRing,
     &private_file::PrivateFile,
     &tmpfs_file::TmpfsFile,
     &shared_file::SharedFile,
@@ -81,12 +83,6 @@ fn unclaimed(of: MappingOf<'_>) -> Obstacle {
             "memory of memfd_secret(2) cannot be read",
             "configure the program to keep its secrets in memory locked with mlock",
         )
-    } else if name.starts_with("/[aio]") {
-        (
-            "aio ring",
-            "kernel aio contexts are not supported",
-            "configure the program without native aio (MariaDB: innodb_use_native_aio = 0; nginx: aio threads)",
-        )
     } else if name.starts_with(record::RING_OF_SOCKET) {
         (
             "ring of a packet socket",
@@ -95,6 +91,12 @@ fn unclaimed(of: MappingOf<'_>) -> Obstacle {
         )
     } else if name.contains("[io_uring]") {
         ("io_uring ring", "io_uring is not supported", WITHOUT_IO_URING)
+    } else if name.contains("bpf-map") {
+        (
+            "mapped BPF map",
+            "a BPF map is restored only if the program does not map it",
+            "let the program unmap it",
+        )
     } else if name.starts_with("/dev/") {
         ("device mapping", "the memory of a device cannot be saved", flags::WITHOUT_DEVICE)
     } else {

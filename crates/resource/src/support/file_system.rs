@@ -7,8 +7,7 @@ use std::os::fd::AsFd;
 const PROC: i64 = 0x9fa0;
 /// Pseudo file systems: the kernel computes the content of a file at each read, and its size and times have no
 /// meaning.
-const PSEUDO: &[i64] = &[PROC, 0x6265_6572, 0x27_e0eb, 0x6367_7270, 0x6462_6720, 0x7472_6163];
-
+const PSEUDO: &[i64] = &[PROC, MESSAGE_QUEUES, 0x6265_6572, 0x27_e0eb, 0x6367_7270, 0x6462_6720, 0x7472_6163];
 /// The file system of POSIX message queues.
 const MESSAGE_QUEUES: i64 = 0x1980_0202;
 

@@ -15,6 +15,7 @@ pub(crate) mod inherited;
 pub(crate) mod interface;
 pub(crate) mod label;
 pub(crate) mod lock_line;
+pub(crate) mod made_queues;
 pub(crate) mod making;
 pub(crate) mod marked;
 pub(crate) mod nameless;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use model::{Fd, Pid};
 use rustix::fs::Stat;
-use tracee::procfs;
+use tracee::procfs::{self, DescriptorInfo};
 
 use crate::fd::scope::CaptureScope;
 
@@ -21,11 +21,14 @@ pub(crate) fn holder(scope: &CaptureScope<'_>, target: &str) -> Option<Pid> {
 /// Works like [`holder`], but the open flags of the descriptor must also satisfy `fits`. The flags distinguish the two
 /// ends of a pipe, which have the same link.
 pub(crate) fn holder_with(scope: &CaptureScope<'_>, target: &str, fits: impl Fn(u32) -> bool) -> Option<Pid> {
-    let ourselves = Pid(std::process::id() as i32);
-    let entries = fs::read_dir("/proc").ok()?;
-    entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Pid))
-        .find(|pid| *pid != ourselves && !scope.pids.contains(pid) && holds(*pid, target, &fits))
+    others().find(|pid| !scope.pids.contains(pid) && holds(*pid, target, |info| fits(info.flags)))
+}
+
+/// Works like [`holder`], but the fdinfo text of the descriptor must also contain `part`. All objects without an inode of
+/// their own have the same link.
+pub(crate) fn holder_of_text(scope: &CaptureScope<'_>, target: &str, part: &str) -> Option<Pid> {
+    let fits = |info: &DescriptorInfo| info.text.contains(part);
+    others().find(|pid| !scope.pids.contains(pid) && holds(*pid, target, fits))
 }
 
 /// Describes a process that `holder` or `user_of` has found, for an error message.
@@ -39,31 +42,43 @@ pub(crate) fn describe(holder: Option<Pid>) -> String {
     }
 }
 
-fn holds(pid: Pid, target: &str, fits: &impl Fn(u32) -> bool) -> bool {
+fn holds(pid: Pid, target: &str, fits: impl Fn(&DescriptorInfo) -> bool) -> bool {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
     entries.filter_map(std::io::Result::ok).any(|entry| {
         let is_target = fs::read_link(entry.path()).is_ok_and(|link| link == Path::new(target));
         is_target && {
             let number = entry.file_name().to_str().and_then(|name| name.parse().ok()).map(Fd);
             let info = number.and_then(|fd| procfs::descriptor_info(pid, fd).ok());
-            info.is_some_and(|info| fits(info.flags))
+            info.is_some_and(|info| fits(&info))
         }
     })
+}
+
+/// Finds a process, outside the subject and other than this process, that has a file open.
+pub(crate) fn holder_of_file(scope: &CaptureScope<'_>, stat: &Stat) -> Option<Pid> {
+    others().find(|pid| !scope.pids.contains(pid) && uses(*pid, "fd", stat))
 }
 
 /// Finds a process, other than this process, that has a file open or maps the file. Used for refusals at a restore,
 /// when no process of the subject exists.
 pub(crate) fn user_of(stat: &Stat) -> Option<Pid> {
-    let ourselves = Pid(std::process::id() as i32);
+    others().find(|pid| uses(*pid, "map_files", stat) || uses(*pid, "fd", stat))
+}
+
+/// Reports whether a folder of a process contains a link to a file.
+fn uses(pid: Pid, folder: &str, stat: &Stat) -> bool {
     let is_file = |path: PathBuf| {
         rustix::fs::stat(path).is_ok_and(|found| (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino))
     };
-    let uses = |pid: Pid, folder: &str| {
-        let entries = fs::read_dir(format!("/proc/{pid}/{folder}")).ok();
-        entries.is_some_and(|mut entries| entries.any(|entry| entry.is_ok_and(|entry| is_file(entry.path()))))
-    };
-    let entries = fs::read_dir("/proc").ok()?;
+    let entries = fs::read_dir(format!("/proc/{pid}/{folder}")).ok();
+    entries.is_some_and(|mut entries| entries.any(|entry| entry.is_ok_and(|entry| is_file(entry.path()))))
+}
+
+/// Returns all processes except this process.
+fn others() -> impl Iterator<Item = Pid> {
+    let ourselves = Pid(std::process::id() as i32);
+    let entries = fs::read_dir("/proc").into_iter().flatten();
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok().map(Pid))
-        .find(|pid| *pid != ourselves && (uses(*pid, "map_files") || uses(*pid, "fd")))
+        .filter(move |pid| *pid != ourselves)
 }

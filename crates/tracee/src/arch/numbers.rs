@@ -31,6 +31,7 @@ numbers! {
     IOCTL = 16;
     READV = 19;
     WRITEV = 20;
+    MREMAP = 25;
     MADVISE = 28;
     SHMAT = 30;
     NANOSLEEP = 35;
@@ -68,7 +69,9 @@ numbers! {
     CHROOT = 161;
     TKILL = 200;
     FUTEX = 202;
+    IO_SETUP = 206;
     IO_GETEVENTS = 208;
+    IO_SUBMIT = 209;
     SET_TID_ADDRESS = 218;
     RESTART_SYSCALL = 219;
     SEMTIMEDOP = 220;
@@ -90,6 +93,7 @@ numbers! {
     RECVMMSG = 299;
     SENDMMSG = 307;
     SECCOMP = 317;
+    MEMFD_CREATE = 319;
     USERFAULTFD = 323;
     MEMBARRIER = 324;
     MLOCK2 = 325;
