@@ -124,7 +124,8 @@ impl GuardianError {
         const REPORT: &str =
             "try again; if the error remains, report it with this message and `undying doctor --json`";
         let message = self.to_string();
-        if message.contains("help:") {
+        let is_refused = matches!(self, Self::NotDone { .. }) && self.exit_code() == ExitCode::Refused;
+        if message.contains("help:") || is_refused {
             return None;
         }
         if message.contains(&Errno::EMFILE.to_string()) {

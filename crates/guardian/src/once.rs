@@ -81,6 +81,7 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
         name: String::new(),
         sequence: Sequence(1),
         inherited: Streams::standard()?.identities(),
+        ..CheckpointOptions::default()
     };
     let report =
         engine::checkpoint(request.pid, Box::new(writer), &options).map_err(ancestry::name_guardian_in)?;

@@ -29,8 +29,8 @@ pub use pace::{CostLimit, Pauses};
 pub use restarts::RestartLimit;
 pub use status::{ChangedFiles, RestartPolicy, SubjectStatus, Success};
 pub use subject::{
-    Action, Beginning, Death, End, Event, Failure, FileChanges, FreshReason, LateReason, NotTaken, Notice,
-    Plan, Prospect, RestoreError, Sliced, State, Step, Subject, Survey,
+    Action, Beginning, Death, End, Event, Failure, FileChanges, FreshReason, LateReason, NotRestarted,
+    NotTaken, Notice, Plan, Prospect, RestoreError, Sliced, State, Step, StopStep, Subject, Survey,
 };
 pub use supervisor::{
     AfterGiveUp, Complainant, ComplaintRefusal, ComponentId, ComponentPlan, ComponentState, GroupPlan, Order,

@@ -175,3 +175,58 @@ fn a_program_runs_on_while_the_store_stalls() {
     let numbers: Vec<usize> = beats().into_iter().map(|(number, _)| number).collect();
     assert!(numbers.iter().enumerate().all(|(expected, number)| expected == *number), "{numbers:?}");
 }
+
+#[test]
+fn a_restart_with_state_on_a_full_store_succeeds_or_is_called_off() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let Some(disk) = Disk::mount(&lab, &lab.store()) else { return };
+    fs::create_dir_all(lab.path("files")).unwrap();
+    let guarded = Guarded::run(&lab, &["--files", "keep"], COUNTING);
+    guarded.await_checkpoints(3);
+    let root = guarded.root();
+    disk.fill();
+    let count = || fs::read_to_string(lab.path("files/numbers")).unwrap().lines().count();
+    for _ in 0..5 {
+        // The open segment of the store may still have space.
+        let said = lab.say(["restart", "--restore", "job"]);
+        let is_called_off = said.stderr.contains("is not restarted, and continues");
+        assert!(said.code == Some(0) || said.code == Some(3) && is_called_off, "{said:?}");
+        let before = count();
+        until("more numbers", || (count() > before).then_some(()));
+    }
+    disk.free();
+    until("a restart", || (lab.say(["restart", "--restore", "job"]).code == Some(0)).then_some(()));
+    assert_eq!(guarded.root().pid(), root.pid());
+    assert_eq!(guarded.end(), 0);
+    let numbers = fs::read_to_string(lab.path("files/numbers")).unwrap();
+    for (expected, number) in numbers.lines().enumerate() {
+        assert_eq!(number, expected.to_string(), "work is lost or repeated");
+    }
+}
+
+#[test]
+fn a_restart_with_state_stops_the_program_only_for_a_bounded_time_while_the_store_stalls() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let Some(disk) = Disk::mount(&lab, &lab.store()) else { return };
+    fs::create_dir_all(lab.path("files")).unwrap();
+    let guarded = Guarded::run(&lab, &["--files", "keep", "--every", "1h"], COUNTING);
+    let count = || fs::read_to_string(lab.path("files/numbers")).unwrap_or_default().lines().count();
+    until("numbers", || (count() > 3).then_some(()));
+    let root = guarded.root();
+    let Some(frozen) = disk.freeze() else { return };
+    let said = lab.say(["restart", "--restore", "job"]);
+    assert_eq!(said.code, Some(3), "{said:?}");
+    assert!(said.stderr.contains("no checkpoint was durable in time"), "{said:?}");
+    let before = count();
+    until("more numbers", || (count() > before).then_some(()));
+    drop(frozen);
+    until("a restart", || (lab.say(["restart", "--restore", "job"]).code == Some(0)).then_some(()));
+    assert_eq!((guarded.root().pid(), guarded.incarnation()), (root.pid(), 2));
+    assert_eq!(guarded.end(), 0);
+}

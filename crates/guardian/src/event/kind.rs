@@ -92,6 +92,8 @@ impl RunEvent {
             | Self::RestoreFailed { .. }
             | Self::Restored { .. }
             | Self::OnRestoreFailed { .. }
+            | Self::StoppedForRestart { .. }
+            | Self::NotRestarted { .. }
             | Self::DamageStays { .. } => EventKind::Restores,
             Self::Checkpoint(_)
             | Self::Scan { .. }

@@ -141,6 +141,10 @@ pub enum RunEvent {
     },
     /// A check has found a fault in the subject, so the subject is killed.
     Faulted { pid: i32, fault: Fault },
+    /// For a requested restart, the subject is stopped until checkpoint `seq` is durable.
+    StoppedForRestart { pid: i32, seq: u64 },
+    /// A requested restart was called off, and the subject continues.
+    NotRestarted { reason: String },
     /// The kernel did not report all starts and deaths of processes.
     ChildrenUnseen,
     /// A process has left the tree of the subject, because the parent of the process has ended. Daemons leave the tree

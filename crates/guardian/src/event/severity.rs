@@ -80,6 +80,7 @@ impl RunEvent {
                 | Self::Poisoned { .. }
                 | Self::RestoreFailed { .. }
                 | Self::OnRestoreFailed { .. }
+                | Self::NotRestarted { .. }
                 | Self::CodeChanged { .. }
                 | Self::LeftRunning { .. }
                 | Self::NotContinued { .. }

@@ -9,7 +9,7 @@ use std::fmt::{self, Display as _};
 use std::time::Duration;
 
 use model::Escaped;
-use supervise::{ChangedFiles, SubjectStatus};
+use supervise::{ChangedFiles, Fault, SubjectStatus};
 
 use super::reason::{headline, one_line, seconds, too_old};
 use super::{CheckpointEvent, RunEvent};
@@ -58,10 +58,10 @@ impl fmt::Display for RunEvent {
             Self::Died { pid, signal, exit } | Self::Ended { pid, signal, exit } => {
                 write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
             }
-            Self::Faulted { pid, fault } => {
-                write!(f, "pid {pid} {fault}, and is killed for it")
-            }
-            Self::BackOff { .. }
+            Self::Faulted { .. }
+            | Self::StoppedForRestart { .. }
+            | Self::NotRestarted { .. }
+            | Self::BackOff { .. }
             | Self::RestartRepeated { .. }
             | Self::Restored { .. }
             | Self::RestoreFailed { .. }
@@ -142,6 +142,14 @@ fn protected(
 
 fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
+        RunEvent::Faulted { pid, fault: fault @ Fault::Requested } => write!(f, "pid {pid} {fault}"),
+        RunEvent::Faulted { pid, fault } => write!(f, "pid {pid} {fault}, and is killed for it"),
+        RunEvent::StoppedForRestart { pid, seq } => {
+            write!(f, "pid {pid} is stopped for a restart, until checkpoint {seq} is durable")
+        }
+        RunEvent::NotRestarted { reason } => {
+            write!(f, "the program is not restarted, and continues: {}", shown(reason, f))
+        }
         RunEvent::BackOff { wait_us } => {
             let wait = Duration::from_micros(*wait_us).as_secs_f64();
             write!(f, "the restart waits {wait:.2} s, since two incarnations in succession were short")

@@ -23,8 +23,10 @@ mod output;
 mod reasons;
 mod rebuild;
 mod request;
+mod requested_restart;
 pub(crate) mod requests;
 mod tracer;
+mod tracer_news;
 mod watching;
 
 pub use channels::ComponentChannels;

@@ -331,6 +331,17 @@ impl Rebuild {
         Ok(prepared.compare_files(self.files(&parts, opened_later, Covered::AllBut(named)))?)
     }
 
+    /// Refuses a checkpoint of the living subject whose restore would refuse the present files.
+    pub(super) fn check_files(&self, prepared: &PreparedRestore) -> Result<()> {
+        match self.watching() {
+            Some(watching) => self.compare_uncovered(watching, prepared, &[]),
+            None => {
+                let parts = Parts::of_subject(&self.directory);
+                Ok(prepared.compare_files(self.files(&parts, &[], Covered::Nothing))?)
+            }
+        }
+    }
+
     /// Returns how the restore treats the files that were not rolled back.
     fn files(&self, parts: &Parts, opened_later: &[PathBuf], covered: Covered) -> Files {
         let policy = match self.policy {

@@ -27,6 +27,7 @@ use super::super::mapped_files::MappedFiles;
 use super::super::output::HeldOutput;
 use super::super::rebuild::{Rebuild, Shared, spawn};
 use super::super::request::{Guarded, RunRequest};
+use super::super::requested_restart::RequestedRestart;
 use super::super::requests::Requests;
 use super::super::tracer::{Place, Tracer, Tracking};
 use super::super::watching::{self, Choice, FileWatch, Watching};
@@ -228,6 +229,7 @@ impl Driver {
             last_error: None,
             signals: VecDeque::new(),
             progress: Progress::Own,
+            restart: RequestedRestart::default(),
         }
     }
 }

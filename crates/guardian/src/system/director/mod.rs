@@ -22,7 +22,7 @@ use health::notify::ServiceManager;
 use model::{Pid, Signal};
 use store::Store;
 use supervise::{
-    AfterGiveUp, ComponentId, ComponentState, End, Failure, Order, SubjectStatus, Supervisor, System,
+    AfterGiveUp, ComponentId, ComponentState, End, Failure, Fault, Order, SubjectStatus, Supervisor, System,
     SystemEvent, SystemNotice, SystemPlan,
 };
 
@@ -369,6 +369,12 @@ impl Director for SystemDirector<'_> {
                 self.parts[id.index()].ended();
                 self.events.push(SystemEvent::Died { id, status: SubjectStatus::of(*signal, *exit) });
             }
+            RunEvent::Faulted { fault: Fault::Requested, .. } => {
+                self.events.push(SystemEvent::RestartRequested(id));
+            }
+            // A stopped component answers no check.
+            RunEvent::StoppedForRestart { .. } => self.parts[id.index()].checks.end(),
+            RunEvent::NotRestarted { .. } => self.parts[id.index()].resume_checks(self.now),
             RunEvent::GaveUp { .. } => self.parts[id.index()].gave_up = true,
             _ => {}
         }
