@@ -171,7 +171,7 @@ fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "checkpoint {seq} cannot be restored: {}", shown(reason, f))
         }
         RunEvent::OnRestoreFailed { reason } => {
-            write!(f, "the command of --on-restore has failed: {reason}; the program goes on")
+            write!(f, "the command after the restore (on-restore) has failed: {reason}; the program goes on")
         }
         RunEvent::Poisoned { seq } => {
             write!(f, "checkpoint {seq} led to another death; the previous checkpoint is used")

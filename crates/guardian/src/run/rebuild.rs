@@ -274,7 +274,8 @@ impl Rebuild {
         let script = self.launch.on_restore.clone()?;
         let (host, failure) = (Arc::clone(&self.host), Rc::clone(failure));
         let (name, image) = (self.name.to_string(), format!("{}@{sequence}", self.name));
-        let described = Described { name, image, sequence };
+        // A component runs in a directory of its own.
+        let described = Described { name, image, sequence, directory: self.launch.directory.clone() };
         Some(BeforeRun::new(move |root| {
             let sets = SignalSets { blocked: host.blocked_before, defaults: host.defaults };
             let create = |create: Creation<'_>| host.reaper.create_exempt(create);
