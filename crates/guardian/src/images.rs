@@ -15,7 +15,6 @@ use store::{Store, SubjectName};
 
 use crate::error::GuardianError;
 use crate::error::{Found, Result};
-use crate::exit::ExitCode;
 use crate::location::StoreLocation;
 use crate::record::Record;
 use crate::run::requests;
@@ -348,7 +347,7 @@ pub fn restart_with_state(location: &StoreLocation, name: &str) -> Result<String
     let store = location.with_subject(&name)?;
     let Some(socket) = guardian_socket(&store, &name)? else {
         let why = format!("no guardian protects {name}\nhelp: `undying status` lists the subjects");
-        return Err(GuardianError::NotDone { why, code: Some(ExitCode::Refused.number()) });
+        return Err(GuardianError::NotDone { why, code: None });
     };
     Ok(format!("{name}@{}", requests::restart(&socket)?))
 }

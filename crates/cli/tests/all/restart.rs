@@ -229,7 +229,7 @@ fn components_restart_with_their_state_and_touch_no_other_component() {
         "[group.all]\nmembers = [\"kept\", \"other\"]\nstrategy = \"all\"\n\
          [component.kept]\ncommand = [\"PROGRAM\", \"FOLDER/kept\", \"keep\", \"listen={port}\", \"beat=50\"]\n\
          policy = \"checkpointed\"\nevery = \"1h\"\nready = {{ tcp = \"127.0.0.1:{port}\" }}\n\
-         restart = {{ max = \"1/1h\" }}\nheartbeat = {{ notify = true, every = \"200ms\" }}\n\
+         restart = {{ max = \"1/1h\" }}\nheartbeat = {{ notify = true, every = \"500ms\" }}\n\
          [component.other]\ncommand = [\"PROGRAM\", \"FOLDER/other\"]\npolicy = \"stateless\"\nneeds = [\"kept\"]\n\
          [component.late]\ncommand = [\"PROGRAM\", \"FOLDER/late\", \"delay=3600000\", \"ready\"]\n\
          policy = \"checkpointed\"\nready = {{ notify = true, timeout = \"1h\" }}\n"

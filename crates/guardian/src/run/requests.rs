@@ -294,14 +294,14 @@ pub(crate) fn restart(name: &str) -> Result<String> {
         Some(Reply::Refused(why)) => Err(refused(why)),
         None => {
             let why = format!("the guardian has not answered within {RESTART_MAX:?}");
-            Err(GuardianError::NotDone { why, code: None })
+            Err(GuardianError::NotDone { why, code: Some(ExitCode::Failure.number()) })
         }
     }
 }
 
 /// Returns the error for a request that the guardian has refused. Nothing was changed.
 fn refused(why: String) -> GuardianError {
-    GuardianError::NotDone { why, code: Some(ExitCode::Refused.number()) }
+    GuardianError::NotDone { why, code: None }
 }
 
 /// The reply of a guardian.

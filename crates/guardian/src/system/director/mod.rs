@@ -205,8 +205,7 @@ impl<'a> SystemDirector<'a> {
             }
             Order::KillRun(id) => self.end(id, KILL, host),
             Order::Fail(id, fault) => {
-                let part = &mut self.parts[id.index()];
-                part.reported.fault = Some(fault.to_string());
+                let part = &self.parts[id.index()];
                 part.subject.iter().for_each(|subject| host.fail(*subject, fault));
             }
             Order::Exec(id) => self.execute(id, host),
@@ -371,6 +370,9 @@ impl Director for SystemDirector<'_> {
             }
             RunEvent::Faulted { fault: Fault::Requested, .. } => {
                 self.events.push(SystemEvent::RestartRequested(id));
+            }
+            RunEvent::Faulted { fault, .. } => {
+                self.parts[id.index()].reported.fault = Some(fault.to_string());
             }
             // A stopped component answers no check.
             RunEvent::StoppedForRestart { .. } => self.parts[id.index()].checks.end(),
