@@ -22,7 +22,7 @@ const KILLS_ITS_CHILDREN: &str =
 /// The text about a process that has left the tree while the run continues. [`UNGUARDED`] is the text at the end of the
 /// run.
 const DEPARTED: &str = " has left the program's tree and is in no checkpoint: a restart from a checkpoint leaves it \
-                        running, one from the beginning ends it";
+                        running, one from the beginning ends it; an agent or helper without state of the program needs no more";
 const UNGUARDED: &str = ", which the program has started, goes on and is not guarded; a daemon is guarded when it \
                          stays in the foreground";
 
