@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
+use crate::common::system::System;
 use crate::common::{Guarded, Lab, supported, until};
 
 const DISK_BYTES: u64 = 64 << 20;
@@ -229,4 +230,43 @@ fn a_restart_with_state_stops_the_program_only_for_a_bounded_time_while_the_stor
     until("a restart", || (lab.say(["restart", "--restore", "job"]).code == Some(0)).then_some(()));
     assert_eq!((guarded.root().pid(), guarded.incarnation()), (root.pid(), 2));
     assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn a_guardian_that_dies_while_the_store_is_full_leaves_no_second_instance_behind() {
+    if !supported() {
+        return;
+    }
+    let mut disk = None;
+    let mut system = System::up_with(
+        "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\"]\nrestart = { max = \"100/1m\", backoff = \"10ms..20ms\" }\n\
+         [component.b]\ncommand = [\"PROGRAM\", \"FOLDER/b\"]\n",
+        |lab, _| disk = Disk::mount(lab, &lab.store()),
+    );
+    let Some(disk) = disk else {
+        system.down();
+        return;
+    };
+    ["a", "b"].into_iter().for_each(|name| system.await_state(name, "ready"));
+    disk.fill();
+    // The status names the processes from before these restarts.
+    system.pid("a").signal(Signal::KILL).unwrap();
+    until("the next incarnation", || (system.lines("a").len() == 2).then_some(()));
+    let said = system.lab.undying(["restart", "b"]).spawn().unwrap();
+    until("the next run", || (system.lines("b").len() == 3).then_some(()));
+    std::thread::sleep(Duration::from_millis(300));
+    let guardian = testkit::ProcessId::of(model::Pid(system.guardian.id() as i32)).unwrap();
+    guardian.signal(Signal::KILL).unwrap();
+    system.guardian.wait().unwrap();
+    drop(said.wait_with_output());
+    disk.free();
+    system.guardian = system.lab.undying(["up", "system.toml"]).spawn().unwrap();
+    ["a", "b"].into_iter().for_each(|name| system.await_state(name, "ready"));
+    std::thread::sleep(Duration::from_millis(300));
+    for (name, count) in [("a", 2), ("b", 3)] {
+        let lines = system.lines(name);
+        assert_eq!(lines.len(), count, "{name} was started again: {lines:?}\n{}", system.lab.told());
+        assert_eq!(lines[count - 1], format!("up {}", system.pid(name).pid()), "{}", system.lab.told());
+    }
+    assert_eq!(system.down(), Some(0));
 }

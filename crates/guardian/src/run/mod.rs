@@ -18,6 +18,7 @@ mod guard;
 mod launch;
 mod launchable;
 mod leftovers;
+pub(crate) mod living_root;
 mod mapped_files;
 mod output;
 mod reasons;
