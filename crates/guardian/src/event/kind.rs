@@ -106,6 +106,7 @@ impl RunEvent {
             | Self::Resumed { .. }
             | Self::HoldEnded { .. }
             | Self::StatusUnwritable { .. }
+            | Self::EventsLost { .. }
             | Self::CheckpointsLate { .. }
             | Self::CheckpointsOnTime { .. } => EventKind::Refusals,
             Self::Connections { .. } | Self::OutputReleased { .. } | Self::ListenersNotKept { .. } => {

@@ -121,6 +121,8 @@ pub enum RunEvent {
     Refused { reason: String },
     /// The status file cannot be written and is out of date. Only the operator receives this event.
     StatusUnwritable { reason: String },
+    /// Events could not be recorded, because the disk was full or did not respond.
+    EventsLost { count: u64 },
     /// After a `Refused` event, checkpoint `seq` was committed.
     Resumed { seq: u64 },
     /// The subject died while a checkpoint was being written. The checkpoint was dropped.

@@ -69,6 +69,7 @@ impl RunEvent {
                 | Self::CheckpointsLate { .. }
                 | Self::Refused { .. }
                 | Self::StatusUnwritable { .. }
+                | Self::EventsLost { .. }
                 | Self::Dropped { .. }
                 | Self::HoldEnded { .. }
                 | Self::Tracker { .. }

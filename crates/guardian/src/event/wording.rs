@@ -70,9 +70,6 @@ impl fmt::Display for RunEvent {
             | Self::EndedAgain { .. }
             | Self::NotBegunAnew {}
             | Self::GaveUp { .. } => of_restarts(self, f),
-            Self::StatusUnwritable { reason } => {
-                write!(f, "the status cannot be written: {}", shown(reason, f))
-            }
             Self::CodeChanged { .. }
             | Self::LeftRunning { .. }
             | Self::NotContinued { .. }
@@ -389,6 +386,13 @@ fn went_back(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 fn of_checkpoints(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
+        RunEvent::StatusUnwritable { reason } => {
+            write!(f, "the status cannot be written: {}", shown(reason, f))
+        }
+        RunEvent::EventsLost { count } => {
+            let events = if *count == 1 { "event was" } else { "events were" };
+            write!(f, "{count} {events} not recorded, because the disk was full or did not respond")
+        }
         RunEvent::Checkpoint(one) => checkpoint_text(one, f),
         RunEvent::Scan { pages, scan_us, .. } => write!(f, "{pages} pages were dirty, found in {scan_us} us"),
         RunEvent::Verified { seq, pages, differences, examples } => {
