@@ -6,13 +6,16 @@ client of the first, a server that closes its listening socket a second before i
 Its store is on a file system of its own. Clients send lines to each component all the time, over kept and over new
 connections.
 
-A script operates each system. In random order, with a printed seed, it restarts a component, changes its table and
+A script operates each system. In random order, with a printed seed, it restarts a component, from its beginning or with
+its state, changes its table and
 reloads, stops and starts it, complains about it, kills it, kills the guardian and starts another, fills the file system
 of the store for some seconds, and reloads files with mistakes.
 
 These conditions must hold:
 
 - Each order ends with the expected exit code, and the component is ready again.
+- A checkpointed component that is restarted with its state (`restart --restore`) keeps its pid and all connections. Any
+  other component refuses this order with exit code 3, and continues.
 - A file with a mistake is refused with exit code 2, and no process ends.
 - Clients see no error that docs/operating does not announce. Announced are: refused connections while a component is
   stopped, the end of accepted connections at the end of a component, and a missing file of a Unix socket at its end.
@@ -37,6 +40,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "field"))
 from lib.system import Wrong, free_port, wait_for  # noqa: E402
 
 COMPONENTS = ("kept", "held", "front", "slow", "local")
+CHECKPOINTED = ("kept", "held")
 REFUSED, NO_FILE, ENDED = "connect: ECONNREFUSED", "connect: ENOENT", "ended"
 # Space for the stores of both checkpointed servers, so that only the filler fills the file system.
 STORE_MIB = 1000
@@ -138,6 +142,19 @@ class System:
         self.order("restart", name)
         window[1] = time.monotonic()
 
+    def restart_with_state(self, name):
+        before = self.status(name)
+        if name in CHECKPOINTED:
+            # No error is announced.
+            self.order("restart", "--restore", name)
+            wait_for(lambda: self.status(name).get("incarnation", 0) > before["incarnation"],
+                     "the next incarnation of " + name, READY_S, 0.1)
+            self.await_ready(name)
+        elif "no checkpoints are taken" not in self.order("restart", "--restore", name, code=3):
+            raise Wrong("%s is refused for another reason" % name)
+        if self.pid(name) != before["pid"]:
+            raise Wrong("%s has another pid after a restart with its state" % name)
+
     def reload(self, name):
         before, window = self.pid(name), self.ends(name)
         self.changes[name] += 1
@@ -194,7 +211,7 @@ class System:
             self.restart(name)
         os.unlink(filler)
         begun = time.monotonic()
-        for checkpointed in ("kept", "held"):
+        for checkpointed in CHECKPOINTED:
             wait_for(lambda: not self.status(checkpointed)["unprotected_because"],
                      "%s is protected again after the file system was full" % checkpointed, PROTECTED_S, 0.1)
         self.protected = max(self.protected, time.monotonic() - begun)
@@ -221,8 +238,8 @@ class System:
         self.order("reload")
 
     def operate(self, until):
-        operations = [self.restart, self.reload, self.stop_and_start, self.complain, self.kill, self.replace_guardian,
-                      self.reload_mistake, *[self.fill_store] * self.can_fill]
+        operations = [self.restart, self.restart_with_state, self.reload, self.stop_and_start, self.complain, self.kill,
+                      self.replace_guardian, self.reload_mistake, *[self.fill_store] * self.can_fill]
         while time.monotonic() < until:
             batch = list(operations)
             self.random.shuffle(batch)

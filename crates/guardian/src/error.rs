@@ -221,7 +221,7 @@ pub enum GuardianError {
     #[error("{why}")]
     NotDone {
         why: String,
-        /// The number of the exit code, if the reason has an exit code of its own.
+        /// The number of the exit code, if the reason is no refusal.
         code: Option<u8>,
     },
     /// The process is a kernel thread.

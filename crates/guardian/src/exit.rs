@@ -36,7 +36,7 @@ impl ExitCode {
     pub const ALL: [(Self, &'static str); 10] = [
         (Self::Done, "done"),
         (Self::Usage, "usage"),
-        (Self::Refused, "refused: the subject holds something not supported, nothing was changed"),
+        (Self::Refused, "refused: not supported or not possible now; nothing was changed"),
         (Self::Missing, "missing permission or kernel feature, or a part that is not built yet"),
         (Self::Damaged, "image damaged or not committed"),
         (Self::Deadline, "deadline not met; the durable checkpoints are listed"),
@@ -81,14 +81,20 @@ impl GuardianError {
             | Self::PidFileRefused { .. }
             | Self::FilesChangedSince { .. }
             | Self::OwnTree { .. }
-            | Self::KernelThread { .. } => ExitCode::Refused,
+            | Self::KernelThread { .. }
+            | Self::NameTaken { .. }
+            | Self::NotGuarded { .. }
+            | Self::NoParent { .. }
+            | Self::NotAside { .. }
+            | Self::SystemTaken { .. }
+            | Self::NoSystem { .. } => ExitCode::Refused,
             Self::NoStore
             | Self::OutputWaits
             | Self::OutputForgotten { .. }
             | Self::System { .. }
             | Self::BadProbe { .. }
             | Self::NoUser { .. } => ExitCode::Usage,
-            Self::NotDone { code, .. } => code.and_then(ExitCode::of).unwrap_or(ExitCode::Failure),
+            Self::NotDone { code, .. } => code.and_then(ExitCode::of).unwrap_or(ExitCode::Refused),
             // A missing image has the same code.
             Self::NoSubject { .. } | Self::SystemUntrusted { .. } => ExitCode::Damaged,
             Self::NotRestorable { last, .. } => last.exit_code(),
@@ -98,16 +104,10 @@ impl GuardianError {
             Self::Command { .. } => ExitCode::NotExecutable,
             // The exit status of the program must stay readable, so no other code is used.
             Self::RestoreStopped { .. } => ExitCode::Failure,
-            Self::NameTaken { .. }
-            | Self::AfterRollback { .. }
+            Self::AfterRollback { .. }
             | Self::PidFileLost { .. }
-            | Self::NotGuarded { .. }
-            | Self::NoParent { .. }
-            | Self::NotAside { .. }
             | Self::NoWayBack { .. }
             | Self::Leftover { .. }
-            | Self::SystemTaken { .. }
-            | Self::NoSystem { .. }
             | Self::BadManager { .. }
             | Self::LogDenied { .. }
             | Self::SystemFailed { .. }
@@ -124,7 +124,8 @@ impl GuardianError {
         const REPORT: &str =
             "try again; if the error remains, report it with this message and `undying doctor --json`";
         let message = self.to_string();
-        if message.contains("help:") {
+        let is_refused = matches!(self, Self::NotDone { .. }) && self.exit_code() == ExitCode::Refused;
+        if message.contains("help:") || is_refused {
             return None;
         }
         if message.contains(&Errno::EMFILE.to_string()) {
@@ -144,7 +145,11 @@ fn of_engine(error: &EngineError) -> ExitCode {
         | EngineError::PidTaken(_)
         | EngineError::PidUnreaped { .. }
         | EngineError::PidOfGroup { .. }
-        | EngineError::FilesNotRecorded => ExitCode::Refused,
+        | EngineError::FilesNotRecorded
+        | EngineError::NoProcess(_)
+        | EngineError::Changed(_)
+        | EngineError::GroupBroken
+        | EngineError::Unsteady => ExitCode::Refused,
         EngineError::Permission { .. }
         | EngineError::KernelDiffers(_)
         | EngineError::NotBuilt(_)
@@ -153,11 +158,7 @@ fn of_engine(error: &EngineError) -> ExitCode {
         EngineError::UnknownRecord { .. } | EngineError::Incomplete(_) | EngineError::AsideRefused { .. } => {
             ExitCode::Damaged
         }
-        EngineError::NoProcess(_)
-        | EngineError::Changed(_)
-        | EngineError::NotBuildable(_)
-        | EngineError::GroupBroken
-        | EngineError::Unsteady => ExitCode::Failure,
+        EngineError::NotBuildable(_) => ExitCode::Failure,
         EngineError::Freeze(error) => of_freeze(error),
         EngineError::Resource(error) => of_resource(error),
         EngineError::Track(error) => of_track(error),
@@ -167,13 +168,14 @@ fn of_engine(error: &EngineError) -> ExitCode {
     }
 }
 
-/// Returns the code for a tree that could not be stopped. Another tracer of the tree is a refusal, because the tree was
-/// not changed.
+/// Returns the code for a tree that could not be stopped. This is a refusal, because the tree was not changed.
 fn of_freeze(error: &FreezeError) -> ExitCode {
     match error {
-        FreezeError::Traced { .. } => ExitCode::Refused,
         FreezeError::Kernel(error) => of_kernel(error),
-        FreezeError::Ended(_) | FreezeError::Stuck { .. } | FreezeError::Growing(_) => ExitCode::Failure,
+        FreezeError::Traced { .. }
+        | FreezeError::Ended(_)
+        | FreezeError::Stuck { .. }
+        | FreezeError::Growing(_) => ExitCode::Refused,
     }
 }
 
@@ -204,7 +206,7 @@ fn of_store(error: &store::Error) -> ExitCode {
         store::Error::NotFound { .. } => ExitCode::Damaged,
         store::Error::InvalidName { .. } | store::Error::UnknownBackend { .. } => ExitCode::Usage,
         store::Error::Io(error) => of_kernel(error),
-        store::Error::LogBusy(_) => ExitCode::Refused,
+        store::Error::LogBusy(_) | store::Error::Exists(_) | store::Error::NotACopy(_) => ExitCode::Refused,
         damage if damage.is_damage() => ExitCode::Damaged,
         _ => ExitCode::Failure,
     }
@@ -308,9 +310,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_possible_now_is_a_refusal() {
+        let not_done = |code| GuardianError::NotDone { why: String::new(), code }.exit_code();
+        assert_eq!([not_done(None), not_done(Some(125))], [ExitCode::Refused, ExitCode::Failure]);
+        for error in [EngineError::NoProcess(Pid(1)), EngineError::Changed(String::new())] {
+            assert_eq!(of_engine(&error), ExitCode::Refused, "{error}");
+        }
+        let exists = store::Error::Exists(PathBuf::new());
+        assert_eq!(of_store(&exists), ExitCode::Refused);
+        let taken = GuardianError::NameTaken { name: "job".to_owned(), by: String::new() };
+        assert_eq!(taken.exit_code(), ExitCode::Refused);
+    }
+
+    #[test]
     fn everything_else_is_a_failure_of_ours() {
-        assert_eq!(of_engine(&EngineError::NoProcess(Pid(1))), ExitCode::Failure);
-        assert_eq!(of_engine(&EngineError::Changed(String::new())), ExitCode::Failure);
         assert_eq!(of_engine(&EngineError::NotBuildable(String::new())), ExitCode::Failure);
         assert_eq!(of_store(&store::Error::Full(kernel(Errno::ENOSPC))), ExitCode::Failure);
         let exposed = store::Error::Exposed { path: PathBuf::new(), mode: 0o755 };

@@ -13,6 +13,7 @@ use model::{ByteCount, Sequence};
 use serde::Serialize;
 use store::{Store, SubjectName};
 
+use crate::error::GuardianError;
 use crate::error::{Found, Result};
 use crate::location::StoreLocation;
 use crate::record::Record;
@@ -334,6 +335,21 @@ pub fn prune(location: &StoreLocation, name: &str, keep: usize) -> Result<Vec<u6
         undoing::remove_unused_log(&store, &name)?;
     }
     Ok(removed.into_iter().map(|sequence| sequence.get()).collect())
+}
+
+/// Restarts a guarded subject from a checkpoint of this moment. Returns the name of the image.
+///
+/// # Errors
+///
+/// No guardian protects the subject, or the subject cannot be restarted in this way. The subject then continues.
+pub fn restart_with_state(location: &StoreLocation, name: &str) -> Result<String> {
+    let name: SubjectName = name.parse()?;
+    let store = location.with_subject(&name)?;
+    let Some(socket) = guardian_socket(&store, &name)? else {
+        let why = format!("no guardian protects {name}\nhelp: `undying status` lists the subjects");
+        return Err(GuardianError::NotDone { why, code: None });
+    };
+    Ok(format!("{name}@{}", requests::restart(&socket)?))
 }
 
 /// Returns the name of the request socket of the guardian, if a guardian protects the subject.

@@ -7,11 +7,13 @@
 //! Owns: the thread that writes these files, the times of the writes, the two event files, and reading the events in
 //! order.
 //! Invariants: only the journal thread waits for the disk; its queue is bounded. The status is written at most every
-//! 200 ms, and immediately after an event. A status that could not be written is tried again. Checkpoint events have a separate file, so that they never displace the
-//! event of a death. A truncated line is skipped. Only the owner may read the files.
+//! 200 ms, and immediately after an event. A status and events that could not be written are tried again. An event
+//! reports the number of dropped events. Checkpoint events have a separate file, so that they never displace the event of
+//! a death. A truncated line is skipped. Only the owner may read the files.
 //! Does not: make the text of events, know the form of the status, or protect the newest lines from a power cut. A
 //! restore does not need these lines.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
@@ -32,8 +34,8 @@ use crate::time;
 
 /// Minimum interval between two writes while no other events than checkpoints occur.
 const QUIET: Duration = Duration::from_millis(200);
-/// Maximum number of events that wait for the disk. This number is enough for many seconds. If the disk blocks for a
-/// longer time, further events are lost.
+/// Maximum number of events that wait for the disk. This number is enough for many seconds. If the disk is full or blocks
+/// for a longer time, events of checkpoints are dropped first.
 const EVENTS_MAX: usize = 4096;
 
 /// The interface of the guard to the journal thread.
@@ -54,7 +56,9 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     record: Option<Box<Record>>,
-    rows: Vec<EventRow>,
+    rows: VecDeque<EventRow>,
+    /// Number of events that were dropped since the last report of this number.
+    dropped: u64,
     is_urgent: bool,
     is_closed: bool,
     error: Option<GuardianError>,
@@ -92,14 +96,7 @@ impl Journal {
     pub(crate) fn record_event_at(&self, time: SystemTime, what: RunEvent) {
         let is_urgent = !what.is_frequent();
         let row = EventRow { time: time::rfc3339(time), name: self.name.clone(), what };
-        self.update(
-            |state| {
-                if state.rows.len() < EVENTS_MAX {
-                    state.rows.push(row);
-                }
-            },
-            is_urgent,
-        );
+        self.update(|state| state.queue(row), is_urgent);
     }
 
     /// Returns the last write error since the previous call.
@@ -131,18 +128,54 @@ impl Drop for Journal {
     }
 }
 
+impl State {
+    /// Adds an event. If the queue is full, drops the oldest event of a checkpoint, or else the oldest event.
+    fn queue(&mut self, row: EventRow) {
+        self.rows.push_back(row);
+        if self.rows.len() > EVENTS_MAX {
+            let place = self.rows.iter().position(|row| row.what.is_frequent()).unwrap_or(0);
+            self.rows.remove(place);
+            self.dropped += 1;
+        }
+    }
+
+    /// Returns the queued events. An event with the number of dropped events comes first.
+    fn take_rows(&mut self) -> Vec<EventRow> {
+        let count = std::mem::take(&mut self.dropped);
+        let first = self.rows.front().filter(|_| count > 0);
+        let lost = first.map(|first| EventRow { what: RunEvent::EventsLost { count }, ..first.clone() });
+        lost.into_iter().chain(self.rows.drain(..)).collect()
+    }
+
+    /// Takes back events that could not be written.
+    fn take_back(&mut self, rows: Vec<EventRow>) {
+        let newer = std::mem::take(&mut self.rows);
+        for row in rows.into_iter().chain(newer) {
+            match row.what {
+                RunEvent::EventsLost { count } => self.dropped += count,
+                _ => self.queue(row),
+            }
+        }
+    }
+}
+
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes back a status that could not be written, for example on a full disk. It is written again after `QUIET`, unless
-    /// a newer one has come. Without this status, the next guardian would start the program beside its present process.
-    fn keep(&self, record: Option<Box<Record>>) {
+    /// Takes back a status and events that could not be written, for example on a full disk. They are written again after
+    /// `QUIET`, the status only unless a newer one has come. Without this status, the next guardian would start the program
+    /// beside its present process.
+    fn keep(&self, record: Option<Box<Record>>, rows: Vec<EventRow>) {
         let mut state = self.state();
-        if !state.is_closed && state.record.is_none() {
+        if state.is_closed {
+            return;
+        }
+        if state.record.is_none() {
             state.record = record;
         }
+        state.take_back(rows);
     }
 
     /// Waits for the next data to write. Returns `None` when the journal is closed and everything is written.
@@ -153,7 +186,7 @@ impl Shared {
             let left = due.saturating_duration_since(clock.now());
             if has_work && (state.is_urgent || state.is_closed || left.is_zero()) {
                 state.is_urgent = false;
-                return Some((state.record.take(), std::mem::take(&mut state.rows)));
+                return Some((state.record.take(), state.take_rows()));
             }
             if state.is_closed {
                 return None;
@@ -169,14 +202,12 @@ impl Shared {
 
 fn write(shared: &Shared, mut events: EventFiles, clock: &Clock) {
     let mut due = clock.now();
-    while let Some((record, rows)) = shared.next(due, clock) {
+    while let Some((record, mut rows)) = shared.next(due, clock) {
         due = clock.now() + QUIET;
         // Events are written first, so that a reader of the new status finds the events that led to this status.
-        let appended = events.append(&rows);
+        let appended = events.append(&mut rows);
         let written = record.as_ref().map_or(Ok(()), |record| record.write(events.directory()));
-        if written.is_err() {
-            shared.keep(record);
-        }
+        shared.keep(record.filter(|_| written.is_err()), rows);
         if let Err(error) = appended.and(written) {
             shared.state().error = Some(error);
         }
@@ -221,8 +252,9 @@ impl EventFiles {
         &self.directory
     }
 
-    /// Appends events. The events for one file are written with one write.
-    fn append(&mut self, rows: &[EventRow]) -> Result<()> {
+    /// Appends events, and removes them from `rows`. After an error, `rows` contains the events that are in no file. The
+    /// events for one file are written with one write.
+    fn append(&mut self, rows: &mut Vec<EventRow>) -> Result<()> {
         for (number, (name, _)) in FILES.iter().enumerate() {
             let mut text = Vec::new();
             for row in rows.iter().filter(|row| usize::from(row.what.is_frequent()) == number) {
@@ -233,6 +265,7 @@ impl EventFiles {
             }
             if !text.is_empty() {
                 self.write(number, &text)?;
+                rows.retain(|row| usize::from(row.what.is_frequent()) != number);
             }
         }
         Ok(())
@@ -253,7 +286,12 @@ impl EventFiles {
                 empty.insert((file, length))
             }
         };
-        file.write_all(text).map_err(failed)?;
+        if let Err(error) = file.write_all(text) {
+            // The events are written again, so no part of them stays. If the part cannot be removed, a reader skips the
+            // line that it cuts off.
+            let _ = file.set_len(*length);
+            return Err(failed(error).into());
+        }
         *length += text.len() as u64;
         Ok(())
     }
@@ -350,6 +388,38 @@ mod tests {
     }
 
     #[test]
+    fn events_that_could_not_be_written_are_written_later_and_dropped_ones_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("job");
+        let mut journal = Journal::start(&directory, "job", Clock::default()).unwrap();
+        let death = RunEvent::Died { pid: 3, signal: Some(9), exit: None };
+        journal.record_event(death.clone());
+        let many = EVENTS_MAX as u64 + 100;
+        for number in 1..=many {
+            let checkpoint = CheckpointEvent { seq: number, ..CheckpointEvent::default() };
+            journal.record_event(RunEvent::Checkpoint(checkpoint));
+        }
+        testkit::until("an error", || journal.take_error());
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        let mut reader = EventReader::new(&directory);
+        let mut rows = Vec::new();
+        testkit::until("the events", || {
+            rows.extend(reader.read().unwrap());
+            (rows.len() > EVENTS_MAX).then_some(())
+        });
+        journal.end();
+        assert_eq!(
+            rows.iter().filter(|row| row.what == death).count(),
+            1,
+            "a death is never dropped for a checkpoint"
+        );
+        assert!(rows.iter().any(|row| row.what == RunEvent::EventsLost { count: 101 }));
+        let last = rows.iter().rev().find(|row| row.what.is_frequent()).unwrap();
+        assert!(matches!(&last.what, RunEvent::Checkpoint(checkpoint) if checkpoint.seq == many));
+    }
+
+    #[test]
     fn everything_is_written_in_the_end_and_a_failure_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let mut journal = Journal::start(folder.path(), "job", Clock::default()).unwrap();
@@ -390,11 +460,11 @@ mod file_tests {
         let folder = tempfile::tempdir().unwrap();
         let mut files = EventFiles::new(folder.path());
         let death = row(0, RunEvent::Died { pid: 7, signal: Some(9), exit: None });
-        files.append(std::slice::from_ref(&death)).unwrap();
+        files.append(&mut vec![death.clone()]).unwrap();
         let line = serde_json::to_vec(&checkpoint(100_000)).unwrap().len() as u64 + 1;
         let many = 3 * FILE_BYTES_MAX / line;
         for number in 100_000..100_000 + many {
-            files.append(&[checkpoint(number)]).unwrap();
+            files.append(&mut vec![checkpoint(number)]).unwrap();
         }
         let rows = EventReader::new(folder.path()).read().unwrap();
         assert_eq!(rows[0], death);
@@ -411,7 +481,7 @@ mod file_tests {
         let mut reader = EventReader::new(folder.path());
         let mut received = Vec::new();
         for number in 0..60_000 {
-            files.append(&[checkpoint(1_000_000 + number)]).unwrap();
+            files.append(&mut vec![checkpoint(1_000_000 + number)]).unwrap();
             if number % 1_000 == 0 {
                 received.extend(reader.read().unwrap());
             }

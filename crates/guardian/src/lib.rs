@@ -51,7 +51,7 @@ pub use history::{DeathRow, FailedChild, FollowedBy, History, age, deaths, write
 pub use host::{Host, OnEvent, SubjectId, run};
 pub use images::{
     CheckpointRow, DescriptorRow, ImageReport, MappingRow, ProcessRow, Progress, SubjectRow, VerifyReport,
-    checkpoints, prune, show, subjects, verify,
+    checkpoints, prune, restart_with_state, show, subjects, verify,
 };
 pub use inspection::{
     CheckState, DoctorCheck, DoctorReport, ObstacleReport, PreflightMode, PreflightReport, doctor, preflight,

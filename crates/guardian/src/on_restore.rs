@@ -7,6 +7,7 @@
 
 use std::cell::RefCell;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub(crate) struct Described {
     /// The image: a directory, or NAME@SEQ.
     pub(crate) image: String,
     pub(crate) sequence: Sequence,
+    /// The working directory of the command. `None`: the directory of this process.
+    pub(crate) directory: Option<PathBuf>,
 }
 
 /// Signals for the command: the mask of blocked signals, and the signals with default actions, as sets of bits.
@@ -46,6 +49,9 @@ pub(crate) fn run(
 ) -> Option<String> {
     let mut command = Command::new("sh");
     command.arg("-c").arg(script).stdin(Stdio::null());
+    if let Some(directory) = &described.directory {
+        command.current_dir(directory);
+    }
     command.env("UNDYING_NAME", &described.name).env("UNDYING_IMAGE", &described.image);
     command.env("UNDYING_SEQ", described.sequence.to_string()).env("UNDYING_PID", root.to_string());
     sys::signal::start_with(&mut command, signals.blocked, signals.defaults);
@@ -93,14 +99,14 @@ mod tests {
     use super::*;
 
     fn run_here(script: &str) -> Option<String> {
-        let described =
-            Described { name: "job".to_owned(), image: "job@7".to_owned(), sequence: Sequence(7) };
+        let (name, image) = ("job".to_owned(), "job@7".to_owned());
+        let described = Described { name, image, sequence: Sequence(7), directory: Some("/".into()) };
         run(&script.into(), (&described, Pid(42)), SignalSets::default(), |create| create())
     }
 
     #[test]
     fn the_command_knows_what_was_restored_and_its_failure_has_a_reason() {
-        let knows = r#"test "$UNDYING_NAME $UNDYING_IMAGE $UNDYING_SEQ $UNDYING_PID" = "job job@7 7 42""#;
+        let knows = r#"test "$UNDYING_NAME $UNDYING_IMAGE $UNDYING_SEQ $UNDYING_PID" = "job job@7 7 42" -a "$PWD" = /"#;
         assert_eq!(run_here(knows), None);
         assert_eq!(run_here("exit 3").as_deref(), Some("it exited with 3"));
         assert_eq!(run_here("kill -9 $$").as_deref(), Some("it was killed by signal 9"));

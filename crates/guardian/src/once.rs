@@ -81,6 +81,7 @@ pub fn checkpoint(request: &CheckpointRequest) -> Result<Checkpointed> {
         name: String::new(),
         sequence: Sequence(1),
         inherited: Streams::standard()?.identities(),
+        ..CheckpointOptions::default()
     };
     let report =
         engine::checkpoint(request.pid, Box::new(writer), &options).map_err(ancestry::name_guardian_in)?;
@@ -250,7 +251,7 @@ fn before_run(
     let sequence = request.store.read(&request.image)?.commit().sequence;
     let name = request.store.subject_of(&request.image)?.map(|(_, name)| name.to_string());
     let image = name.as_ref().map_or_else(|| request.image.clone(), |name| format!("{name}@{sequence}"));
-    let described = Described { name: name.unwrap_or_default(), image, sequence };
+    let described = Described { name: name.unwrap_or_default(), image, sequence, directory: None };
     let sets = signals.map_or_else(SignalSets::default, |signals| SignalSets {
         blocked: signals.blocked_before,
         defaults: signals.defaults,

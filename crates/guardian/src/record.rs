@@ -75,7 +75,11 @@ impl SubjectState {
 impl From<State> for SubjectState {
     fn from(state: State) -> Self {
         match state {
-            State::Running | State::Checkpointing { .. } | State::Held | State::Dying(_) => Self::Running,
+            State::Running
+            | State::Checkpointing { .. }
+            | State::Held
+            | State::Stopped { .. }
+            | State::Dying(_) => Self::Running,
             State::BackingOff(..) => Self::BackingOff,
             State::Starting { .. } | State::Restoring { .. } => Self::Restoring,
             State::Ended(End::Over(_)) => Self::Ended,

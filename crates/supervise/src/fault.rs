@@ -29,13 +29,15 @@ pub enum Fault {
     Descriptors,
     /// The program was not ready within its timeout.
     NotReady,
-    /// Another member of the program's group died. Only this fault is not the program's own fault.
+    /// Another member of the program's group died.
     Group,
+    /// An operator has requested a restart from a checkpoint of this moment. This is no fault of any program.
+    Requested,
 }
 
 impl Fault {
     /// All faults.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::MissedHeartbeat,
         Self::FailedProbe,
         Self::Complaints,
@@ -45,6 +47,7 @@ impl Fault {
         Self::Descriptors,
         Self::NotReady,
         Self::Group,
+        Self::Requested,
     ];
 
     /// Reports whether the program itself is at fault.
@@ -52,7 +55,7 @@ impl Fault {
     /// Only the deaths for such faults count: for the limit on restarts, for the back-off, and against a checkpoint.
     #[must_use]
     pub const fn is_own(self) -> bool {
-        !matches!(self, Self::Group)
+        !matches!(self, Self::Group | Self::Requested)
     }
 }
 
@@ -69,6 +72,7 @@ impl fmt::Display for Fault {
             Self::Descriptors => "has more open descriptors than its limit",
             Self::NotReady => "was not ready in time",
             Self::Group => "is in a group of which another member died",
+            Self::Requested => "is restarted with its state, as requested",
         })
     }
 }

@@ -29,8 +29,8 @@ pub use pace::{CostLimit, Pauses};
 pub use restarts::RestartLimit;
 pub use status::{ChangedFiles, RestartPolicy, SubjectStatus, Success};
 pub use subject::{
-    Action, Beginning, Death, End, Event, Failure, FileChanges, FreshReason, LateReason, NotTaken, Notice,
-    Plan, Prospect, RestoreError, Sliced, State, Step, Subject, Survey,
+    Action, Beginning, Death, End, Event, Failure, FileChanges, FreshReason, LateReason, NotRestarted,
+    NotTaken, Notice, Plan, Prospect, RestoreError, Sliced, State, Step, StopStep, Subject, Survey,
 };
 pub use supervisor::{
     AfterGiveUp, Complainant, ComplaintRefusal, ComponentId, ComponentPlan, ComponentState, GroupPlan, Order,
@@ -38,6 +38,6 @@ pub use supervisor::{
 };
 pub use system::{
     Common, Complaints, Component, ComponentChanges, Condition, FilesPolicy, GiveUp, Group, Heartbeat,
-    Limits, Mistake, Mistakes, Percent, PercentLimit, Policy, Probe, Rate, Ready, Restart, Size, Spanned,
-    StopSignal, Strategy, SuccessfulEnd, System, Time, TimeRange,
+    Limits, Mistake, Mistakes, Percent, PercentLimit, Policy, Probe, Rate, Ready, Restart, Size, SizeLimit,
+    Spanned, StopSignal, Strategy, SuccessfulEnd, System, Time, TimeRange,
 };

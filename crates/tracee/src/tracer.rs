@@ -151,7 +151,7 @@ pub(crate) fn is_ours(status: &Status) -> bool {
     status.tracer.get() == rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-fn is_child(pid: Pid, tid: Tid) -> bool {
+pub(crate) fn is_child(pid: Pid, tid: Tid) -> bool {
     let ours = std::process::id() as i32;
     tid == pid.leader() && procfs::stat(pid).is_ok_and(|stat| stat.ppid == Pid(ours))
 }

@@ -95,3 +95,8 @@ fn servers_that_are_killed_lose_no_acknowledged_request() {
     let words = ["--kills", "3", "--only", "mapped-10mib", "--mode", "held", "committed"];
     short_form("servers.py", &words, &[]);
 }
+
+#[test]
+fn clients_of_systems_that_are_operated_meet_only_announced_errors() {
+    short_form("operated.py", &["--seconds", testkit::rounds("20", "200")], &["mkfs.ext4"]);
+}

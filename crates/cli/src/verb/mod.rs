@@ -65,7 +65,7 @@ pub(crate) const REGISTRY: &[&dyn Verb] = &[
     &orders::RELOAD,
     &orders::START,
     &orders::STOP,
-    &orders::RESTART,
+    &orders::Restart,
     &orders::Complain,
     &completions::Completions { command },
     &man::ManPage { command },

@@ -6,7 +6,7 @@
 
 use std::num::NonZeroU32;
 
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use guardian::SystemOrder;
 
 use super::interface::Verb;
@@ -26,6 +26,9 @@ pub(super) struct OfComponent {
     about: &'static str,
     order: fn(String) -> SystemOrder,
 }
+
+/// A restart of components from their beginning, or of subjects with their state.
+pub(super) struct Restart;
 
 /// A complaint about a component. The guardian restarts the component when the complaints reach its quorum.
 pub(super) struct Complain;
@@ -52,12 +55,6 @@ pub(super) const STOP: OfComponent = OfComponent {
     name: "stop",
     about: "End a component; nothing restarts it until `start`",
     order: |component| SystemOrder::Stop { component },
-};
-
-pub(super) const RESTART: OfComponent = OfComponent {
-    name: "restart",
-    about: "End a component and start it from its beginning; ends when it is ready",
-    order: |component| SystemOrder::Restart { component },
 };
 
 fn component() -> Arg {
@@ -103,6 +100,38 @@ impl Verb for OfComponent {
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
         give(matches, (self.order)(parse::given(matches, "NAME")))
+    }
+}
+
+impl Verb for Restart {
+    fn name(&self) -> &'static str {
+        "restart"
+    }
+
+    fn about(&self) -> &'static str {
+        "End a component and start it from its beginning, or restart any subject with its state"
+    }
+
+    fn arguments(&self, command: Command) -> Command {
+        let restore = Arg::new("restore").long("restore").action(ArgAction::SetTrue);
+        let restore =
+            restore.help("Keep the state: take a checkpoint of the stopped program, and restore it");
+        command
+            .arg(component().num_args(1..).help("The components; with --restore, any guarded subjects"))
+            .arg(restore)
+    }
+
+    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
+        let names = matches.get_many::<String>("NAME").into_iter().flatten().cloned();
+        for name in names {
+            if !matches.get_flag("restore") {
+                give(matches, SystemOrder::Restart { component: name })?;
+                continue;
+            }
+            let image = guardian::restart_with_state(&parse::given_store(matches)?, &name)?;
+            print::say(format_args!("undying: {name} continues from {image}"));
+        }
+        Ok(0)
     }
 }
 

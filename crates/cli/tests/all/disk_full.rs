@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
+use crate::common::system::System;
 use crate::common::{Guarded, Lab, supported, until};
 
 const DISK_BYTES: u64 = 64 << 20;
@@ -174,4 +175,98 @@ fn a_program_runs_on_while_the_store_stalls() {
     assert_eq!(guarded.end(), 0);
     let numbers: Vec<usize> = beats().into_iter().map(|(number, _)| number).collect();
     assert!(numbers.iter().enumerate().all(|(expected, number)| expected == *number), "{numbers:?}");
+}
+
+#[test]
+fn a_restart_with_state_on_a_full_store_succeeds_or_is_called_off() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let Some(disk) = Disk::mount(&lab, &lab.store()) else { return };
+    fs::create_dir_all(lab.path("files")).unwrap();
+    let guarded = Guarded::run(&lab, &["--files", "keep"], COUNTING);
+    guarded.await_checkpoints(3);
+    let root = guarded.root();
+    disk.fill();
+    let count = || fs::read_to_string(lab.path("files/numbers")).unwrap().lines().count();
+    for _ in 0..5 {
+        // The open segment of the store may still have space.
+        let said = lab.say(["restart", "--restore", "job"]);
+        let is_called_off = said.stderr.contains("is not restarted, and continues");
+        assert!(said.code == Some(0) || said.code == Some(3) && is_called_off, "{said:?}");
+        let before = count();
+        until("more numbers", || (count() > before).then_some(()));
+    }
+    disk.free();
+    until("a restart", || (lab.say(["restart", "--restore", "job"]).code == Some(0)).then_some(()));
+    assert_eq!(guarded.root().pid(), root.pid());
+    assert_eq!(guarded.end(), 0);
+    let numbers = fs::read_to_string(lab.path("files/numbers")).unwrap();
+    for (expected, number) in numbers.lines().enumerate() {
+        assert_eq!(number, expected.to_string(), "work is lost or repeated");
+    }
+}
+
+#[test]
+fn a_restart_with_state_stops_the_program_only_for_a_bounded_time_while_the_store_stalls() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let Some(disk) = Disk::mount(&lab, &lab.store()) else { return };
+    fs::create_dir_all(lab.path("files")).unwrap();
+    let guarded = Guarded::run(&lab, &["--files", "keep", "--every", "1h"], COUNTING);
+    let count = || fs::read_to_string(lab.path("files/numbers")).unwrap_or_default().lines().count();
+    until("numbers", || (count() > 3).then_some(()));
+    let root = guarded.root();
+    let Some(frozen) = disk.freeze() else { return };
+    let said = lab.say(["restart", "--restore", "job"]);
+    assert_eq!(said.code, Some(3), "{said:?}");
+    assert!(said.stderr.contains("no checkpoint was durable in time"), "{said:?}");
+    let before = count();
+    until("more numbers", || (count() > before).then_some(()));
+    drop(frozen);
+    until("a restart", || (lab.say(["restart", "--restore", "job"]).code == Some(0)).then_some(()));
+    assert_eq!((guarded.root().pid(), guarded.incarnation()), (root.pid(), 2));
+    assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn a_guardian_that_dies_while_the_store_is_full_leaves_no_second_instance_behind() {
+    if !supported() {
+        return;
+    }
+    let mut disk = None;
+    let mut system = System::up_with(
+        "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\"]\nrestart = { max = \"100/1m\", backoff = \"10ms..20ms\" }\n\
+         [component.b]\ncommand = [\"PROGRAM\", \"FOLDER/b\"]\n",
+        |lab, _| disk = Disk::mount(lab, &lab.store()),
+    );
+    let Some(disk) = disk else {
+        system.down();
+        return;
+    };
+    ["a", "b"].into_iter().for_each(|name| system.await_state(name, "ready"));
+    disk.fill();
+    // The status names the processes from before these restarts.
+    system.pid("a").signal(Signal::KILL).unwrap();
+    until("the next incarnation", || (system.lines("a").len() == 2).then_some(()));
+    let said = system.lab.undying(["restart", "b"]).spawn().unwrap();
+    until("the next run", || (system.lines("b").len() == 3).then_some(()));
+    std::thread::sleep(Duration::from_millis(300));
+    let guardian = testkit::ProcessId::of(model::Pid(system.guardian.id() as i32)).unwrap();
+    guardian.signal(Signal::KILL).unwrap();
+    system.guardian.wait().unwrap();
+    drop(said.wait_with_output());
+    disk.free();
+    system.guardian = system.lab.undying(["up", "system.toml"]).spawn().unwrap();
+    ["a", "b"].into_iter().for_each(|name| system.await_state(name, "ready"));
+    std::thread::sleep(Duration::from_millis(300));
+    for (name, count) in [("a", 2), ("b", 3)] {
+        let lines = system.lines(name);
+        assert_eq!(lines.len(), count, "{name} was started again: {lines:?}\n{}", system.lab.told());
+        assert_eq!(lines[count - 1], format!("up {}", system.pid(name).pid()), "{}", system.lab.told());
+    }
+    assert_eq!(system.down(), Some(0));
 }

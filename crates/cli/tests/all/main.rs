@@ -29,6 +29,7 @@ mod policies;
 mod refusals;
 mod reload;
 mod requests;
+mod restart;
 mod rewind;
 mod rights;
 mod run;

@@ -4,6 +4,7 @@ use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
+use crate::common::system::System;
 use crate::common::{Guarded, Lab, supported, until};
 
 /// Notes what the command knows, and the state of the root.
@@ -56,8 +57,26 @@ fn a_command_that_fails_is_reported_and_the_program_goes_on() {
     guarded.await_checkpoints(1);
     guarded.kill();
     guarded.await_checkpoints(1);
-    let told = "the command of --on-restore has failed: it exited with 7; the program goes on";
+    let told = "the command after the restore (on-restore) has failed: it exited with 7; the program goes on";
     until("the message", || guarded.said().contains(told).then_some(()));
     assert!(lab.say(["events", "job"]).stdout.contains(told));
     assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn a_component_has_the_command_and_the_limit_of_its_store_as_keys() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(
+        "[component.kept]\ncommand = [\"PROGRAM\", \"FOLDER/kept\", \"count\"]\npolicy = \"checkpointed\"\n\
+         every = \"50ms\"\ndirectory = \"/usr\"\nstore_max = \"48MiB\"\n\
+         on_restore = \"echo $UNDYING_NAME $PWD >> FOLDER/notes\"\n",
+    );
+    until("a checkpoint", || (system.status("kept")["checkpoints"].as_u64()? > 1).then_some(()));
+    system.pid("kept").signal(Signal::KILL).unwrap();
+    system.await_incarnation("kept", 2);
+    assert_eq!(notes(&system.lab), ["kept /usr"]);
+    until("the limit", || (system.status("kept")["stored"]["max_bytes"] == 48_u64 << 20).then_some(()));
+    assert_eq!(system.down(), Some(0));
 }

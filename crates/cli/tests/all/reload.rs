@@ -257,3 +257,35 @@ fn callers_wait_for_an_address_that_only_channels_names() {
     assert_eq!(system.lines("client.log").len(), 1, "{:?}", system.lines("client.log"));
     assert_eq!(system.down(), Some(0));
 }
+
+/// Answers each connection with the number of its user.
+const TELLS_USER: &str = "import os, socket\nlistener = socket.socket()\n\
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\nlistener.bind((\"127.0.0.1\", PORT))\n\
+    listener.listen(64)\nwhile True:\n    peer, _ = listener.accept()\n    \
+    peer.sendall(b\"%d\" % os.getuid())\n    peer.close()\n";
+
+#[test]
+fn another_user_takes_over_the_listening_socket_and_the_log() {
+    if !supported() {
+        return;
+    }
+    let port = testkit::free_port();
+    let of = |user: &str, policy: &str| {
+        let program = TELLS_USER.replace("PORT", &port.to_string());
+        format!(
+            "[component.a]\ncommand = [\"python3\", \"-c\", '''{program}''']\nuser = \"{user}\"\ndirectory = \"/\"\n\
+             log = \"a.log\"\nready = {{ tcp = \"127.0.0.1:{port}\" }}\n{policy}\n"
+        )
+    };
+    for policy in ["", "policy = \"checkpointed\"\nevery = \"100ms\""] {
+        let system = System::up(&of("65534", policy));
+        system.await_state("a", "ready");
+        assert_eq!(ask(port).as_deref(), Some("65534"));
+        system.rewrite(&of("1", policy));
+        let said = system.call(&["reload"]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        until("the other user", || (ask(port).as_deref() == Some("1")).then_some(()));
+        system.await_state("a", "ready");
+        assert_eq!(system.down(), Some(0));
+    }
+}

@@ -502,7 +502,7 @@ fn files_of_a_subject_without_a_log_are_none() {
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(lab.json(&["files", "job"]), serde_json::json!([]));
     let said = lab.say(["files", "job", "--put-back", "nothing"]);
-    assert!(said.stderr.contains("nothing was moved aside from") && said.code == Some(125), "{said:?}");
+    assert!(said.stderr.contains("nothing was moved aside from") && said.code == Some(3), "{said:?}");
     assert_eq!(lab.say(["files", "absent"]).code, Some(5));
     for bad in [["--files-undo-max", "none"], ["--files-cost-max", "-1"], ["--files", "maybe"]] {
         let said = lab.say(["run", bad[0], bad[1], "--", "true"]);

@@ -328,7 +328,7 @@ fn two_guardians_do_not_share_a_name() {
     let guardian = run(&lab, &["--every", "1h"], &[]);
     until("the counter", || lab.guarded_counter());
     let second = lab.say(["run", "--name", "job", "--", "true"]);
-    assert_eq!(second.code, Some(125), "{second:?}");
+    assert_eq!(second.code, Some(3), "{second:?}");
     assert!(second.stderr.contains("job is already guarded by another undying process (pid"), "{second:?}");
     assert_eq!(end(&lab, guardian), 143);
 }

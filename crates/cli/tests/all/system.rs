@@ -101,7 +101,7 @@ fn orders_end_start_and_restart_one_component() {
     assert!(system.pid("a") != before && system.pid("b") == b);
     assert_eq!(system.lines("a").len(), 5, "{:?}", system.lines("a"));
     let unknown = system.call(&["stop", "d"]);
-    assert_eq!(unknown.code, Some(125));
+    assert_eq!(unknown.code, Some(3));
     assert!(unknown.stderr.contains("no component d") && unknown.stderr.contains("a, b"), "{unknown:?}");
     assert_eq!(system.down(), Some(0));
 }
@@ -770,7 +770,7 @@ fn a_store_has_one_system_and_orders_need_one() {
     let system = System::up("[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\"]\n");
     system.await_state("a", "ready");
     let second = system.call(&["up", "system.toml"]);
-    assert!(second.code == Some(125) && second.stderr.contains("has a system already: lab"), "{second:?}");
+    assert!(second.code == Some(3) && second.stderr.contains("has a system already: lab"), "{second:?}");
     let mut system = system;
     let guardian = ProcessId::of(Pid(system.guardian.id() as i32)).unwrap();
     // Ctrl-Z (SIGTSTP) stops neither the guardian nor the system.
@@ -781,7 +781,7 @@ fn a_store_has_one_system_and_orders_need_one() {
     assert_eq!(wait(&mut system.guardian).code(), Some(0));
     assert_eq!(system.lines("a").len(), 2);
     let none = system.call(&["stop", "a"]);
-    assert!(none.code == Some(125) && none.stderr.contains("no system is guarded"), "{none:?}");
+    assert!(none.code == Some(3) && none.stderr.contains("no system is guarded"), "{none:?}");
     assert_eq!(system.status("a")["component"], Value::Null);
 }
 

@@ -110,7 +110,7 @@ fn an_image_below_a_missing_directory_is_refused_by_name() {
     let said = lab.say(["checkpoint", &child.id().to_string(), "--image", image.to_str().unwrap()]);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(said.code, Some(125), "{said:?}");
+    assert_eq!(said.code, Some(3), "{said:?}");
     assert!(said.stderr.contains("there is no directory") && said.stderr.contains("mkdir -p"), "{said:?}");
     assert!(!lab.path("missing").exists());
 }
@@ -220,7 +220,7 @@ fn nothing_is_created_by_looking() {
         assert!(said.stderr.contains("has no subject job"), "{words:?}: {said:?}");
     }
     assert_eq!(lab.json(&["ls"]), serde_json::json!([]));
-    assert_eq!(lab.say(["status", "job"]).code, Some(125));
+    assert_eq!(lab.say(["status", "job"]).code, Some(3));
     assert!(!lab.store().exists());
 }
 
@@ -390,7 +390,7 @@ fn a_store_is_tidied_by_name_and_what_is_being_written_is_left_alone() {
         assert_eq!(lab.json(&["gc"])["busy"], serde_json::json!(["job"]));
     }
     let said = lab.say(["del", "job"]);
-    assert_eq!(said.code, Some(125), "{said:?}");
+    assert_eq!(said.code, Some(3), "{said:?}");
     assert!(said.stderr.contains("is a subject, not a copy"), "{said:?}");
     lab.guarded_counter().unwrap().process.signal(Signal::TERM).unwrap();
     crate::common::wait(&mut guardian);
@@ -413,8 +413,8 @@ fn a_store_is_tidied_by_name_and_what_is_being_written_is_left_alone() {
     assert!(!stray.exists());
 
     assert_eq!(lab.say(["link", "before", "again"]).code, Some(0));
-    assert_eq!(lab.say(["link", "job", "third"]).code, Some(125), "not a copy");
-    assert_eq!(lab.say(["store", "job", "again"]).code, Some(125), "the name is taken");
+    assert_eq!(lab.say(["link", "job", "third"]).code, Some(3), "not a copy");
+    assert_eq!(lab.say(["store", "job", "again"]).code, Some(3), "the name is taken");
     let taken = lab.path("taken");
     assert_eq!(lab.say(["get", "again", taken.to_str().unwrap()]).code, Some(0));
     assert_eq!(lab.say(["del", "before"]).code, Some(0));

@@ -301,6 +301,7 @@ impl Descriptors {
     /// Captures the changeable state of every description.
     pub(super) fn take(&mut self, processes: &Processes) -> Result<()> {
         self.info.read(&self.listing, &self.open)?;
+        self.sockets.keep_all(self.options.keep_connections);
         self.sockets.begin_pause();
         self.pass_fdinfo();
         let mut states = FileStates::begin(self.options.kill);

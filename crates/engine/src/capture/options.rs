@@ -13,6 +13,9 @@ pub struct CheckpointOptions {
     /// Accept the loss of connections to processes outside the tree. A restore shows such a connection as
     /// closed by the peer.
     pub lose_connections: bool,
+    /// Keep duplicates of all outside connections, and not only of idle connections. The subject must not run after
+    /// the checkpoint.
+    pub keep_connections: bool,
     /// The name of the subject in the commit record; empty for a subject without a name.
     pub name: String,
     /// The sequence number of the checkpoint.

@@ -92,6 +92,8 @@ impl RunEvent {
             | Self::RestoreFailed { .. }
             | Self::Restored { .. }
             | Self::OnRestoreFailed { .. }
+            | Self::StoppedForRestart { .. }
+            | Self::NotRestarted { .. }
             | Self::DamageStays { .. } => EventKind::Restores,
             Self::Checkpoint(_)
             | Self::Scan { .. }
@@ -104,6 +106,7 @@ impl RunEvent {
             | Self::Resumed { .. }
             | Self::HoldEnded { .. }
             | Self::StatusUnwritable { .. }
+            | Self::EventsLost { .. }
             | Self::CheckpointsLate { .. }
             | Self::CheckpointsOnTime { .. } => EventKind::Refusals,
             Self::Connections { .. } | Self::OutputReleased { .. } | Self::ListenersNotKept { .. } => {

@@ -121,6 +121,8 @@ pub enum RunEvent {
     Refused { reason: String },
     /// The status file cannot be written and is out of date. Only the operator receives this event.
     StatusUnwritable { reason: String },
+    /// Events could not be recorded, because the disk was full or did not respond.
+    EventsLost { count: u64 },
     /// After a `Refused` event, checkpoint `seq` was committed.
     Resumed { seq: u64 },
     /// The subject died while a checkpoint was being written. The checkpoint was dropped.
@@ -141,6 +143,10 @@ pub enum RunEvent {
     },
     /// A check has found a fault in the subject, so the subject is killed.
     Faulted { pid: i32, fault: Fault },
+    /// For a requested restart, the subject is stopped until checkpoint `seq` is durable.
+    StoppedForRestart { pid: i32, seq: u64 },
+    /// A requested restart was called off, and the subject continues.
+    NotRestarted { reason: String },
     /// The kernel did not report all starts and deaths of processes.
     ChildrenUnseen,
     /// A process has left the tree of the subject, because the parent of the process has ended. Daemons leave the tree

@@ -12,22 +12,22 @@ pub(super) fn seconds(us: u64) -> String {
     format!("{:.1} s", Duration::from_micros(us).as_secs_f64())
 }
 
-/// Describes that the newest checkpoint to which files can be rolled back is too old. The number 0 means the beginning
-/// of the program.
+/// Returns the reason that the newest checkpoint to which files can be rolled back is too old. The number 0 means the
+/// beginning of the program.
 pub(crate) fn too_old(seq: u64, age_us: u64, reason: &str) -> String {
     let from = if seq == 0 { "the beginning of the program".to_owned() } else { format!("checkpoint {seq}") };
     let age = seconds(age_us);
     format!("files cannot be rolled back since {from}, {age} ago, because {}", headline(reason))
 }
 
-/// Describes that peers have received output that the newest checkpoint with file rollback does not contain.
+/// Returns the reason that peers have received output that the newest checkpoint with file rollback does not contain.
 pub(crate) fn output_sent(seq: u64, reason: &str) -> String {
     let from = if seq == 0 { "its beginning".to_owned() } else { format!("checkpoint {seq}") };
     format!("peers have received output that the program sent after {from}; {}", headline(reason))
 }
 
-/// Describes that the program has made later data durable than the newest checkpoint with file rollback contains, and
-/// that a peer may rely on this data.
+/// Returns the reason that the program has made later data durable than the newest checkpoint with file rollback
+/// contains, and that a peer may rely on this data.
 pub(crate) fn told(seq: u64) -> String {
     let from = if seq == 0 { "its beginning".to_owned() } else { format!("checkpoint {seq}") };
     format!(

@@ -69,6 +69,7 @@ impl RunEvent {
                 | Self::CheckpointsLate { .. }
                 | Self::Refused { .. }
                 | Self::StatusUnwritable { .. }
+                | Self::EventsLost { .. }
                 | Self::Dropped { .. }
                 | Self::HoldEnded { .. }
                 | Self::Tracker { .. }
@@ -80,6 +81,7 @@ impl RunEvent {
                 | Self::Poisoned { .. }
                 | Self::RestoreFailed { .. }
                 | Self::OnRestoreFailed { .. }
+                | Self::NotRestarted { .. }
                 | Self::CodeChanged { .. }
                 | Self::LeftRunning { .. }
                 | Self::NotContinued { .. }

@@ -9,7 +9,7 @@ use std::fmt::{self, Display as _};
 use std::time::Duration;
 
 use model::Escaped;
-use supervise::{ChangedFiles, SubjectStatus};
+use supervise::{ChangedFiles, Fault, SubjectStatus};
 
 use super::reason::{headline, one_line, seconds, too_old};
 use super::{CheckpointEvent, RunEvent};
@@ -22,7 +22,7 @@ const KILLS_ITS_CHILDREN: &str =
 /// The text about a process that has left the tree while the run continues. [`UNGUARDED`] is the text at the end of the
 /// run.
 const DEPARTED: &str = " has left the program's tree and is in no checkpoint: a restart from a checkpoint leaves it \
-                        running, one from the beginning ends it";
+                        running, one from the beginning ends it; an agent or helper without state of the program needs no more";
 const UNGUARDED: &str = ", which the program has started, goes on and is not guarded; a daemon is guarded when it \
                          stays in the foreground";
 
@@ -58,10 +58,10 @@ impl fmt::Display for RunEvent {
             Self::Died { pid, signal, exit } | Self::Ended { pid, signal, exit } => {
                 write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
             }
-            Self::Faulted { pid, fault } => {
-                write!(f, "pid {pid} {fault}, and is killed for it")
-            }
-            Self::BackOff { .. }
+            Self::Faulted { .. }
+            | Self::StoppedForRestart { .. }
+            | Self::NotRestarted { .. }
+            | Self::BackOff { .. }
             | Self::RestartRepeated { .. }
             | Self::Restored { .. }
             | Self::RestoreFailed { .. }
@@ -70,9 +70,6 @@ impl fmt::Display for RunEvent {
             | Self::EndedAgain { .. }
             | Self::NotBegunAnew {}
             | Self::GaveUp { .. } => of_restarts(self, f),
-            Self::StatusUnwritable { reason } => {
-                write!(f, "the status cannot be written: {}", shown(reason, f))
-            }
             Self::CodeChanged { .. }
             | Self::LeftRunning { .. }
             | Self::NotContinued { .. }
@@ -142,6 +139,14 @@ fn protected(
 
 fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
+        RunEvent::Faulted { pid, fault: fault @ Fault::Requested } => write!(f, "pid {pid} {fault}"),
+        RunEvent::Faulted { pid, fault } => write!(f, "pid {pid} {fault}, and is killed for it"),
+        RunEvent::StoppedForRestart { pid, seq } => {
+            write!(f, "pid {pid} is stopped for a restart, until checkpoint {seq} is durable")
+        }
+        RunEvent::NotRestarted { reason } => {
+            write!(f, "the program is not restarted, and continues: {}", shown(reason, f))
+        }
         RunEvent::BackOff { wait_us } => {
             let wait = Duration::from_micros(*wait_us).as_secs_f64();
             write!(f, "the restart waits {wait:.2} s, since two incarnations in succession were short")
@@ -163,7 +168,7 @@ fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "checkpoint {seq} cannot be restored: {}", shown(reason, f))
         }
         RunEvent::OnRestoreFailed { reason } => {
-            write!(f, "the command of --on-restore has failed: {reason}; the program goes on")
+            write!(f, "the command after the restore (on-restore) has failed: {reason}; the program goes on")
         }
         RunEvent::Poisoned { seq } => {
             write!(f, "checkpoint {seq} led to another death; the previous checkpoint is used")
@@ -381,6 +386,13 @@ fn went_back(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 fn of_checkpoints(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
+        RunEvent::StatusUnwritable { reason } => {
+            write!(f, "the status cannot be written: {}", shown(reason, f))
+        }
+        RunEvent::EventsLost { count } => {
+            let events = if *count == 1 { "event was" } else { "events were" };
+            write!(f, "{count} {events} not recorded, because the disk was full or did not respond")
+        }
         RunEvent::Checkpoint(one) => checkpoint_text(one, f),
         RunEvent::Scan { pages, scan_us, .. } => write!(f, "{pages} pages were dirty, found in {scan_us} us"),
         RunEvent::Verified { seq, pages, differences, examples } => {

@@ -365,7 +365,7 @@ fn end_all(living: impl Fn() -> Vec<Pid>, reap: impl Fn(), unreaped: impl Fn() -
 }
 
 /// Returns the mark in the initial environment of a process.
-fn mark_of(pid: Pid) -> Option<Vec<u8>> {
+pub(super) fn mark_of(pid: Pid) -> Option<Vec<u8>> {
     variable_of(pid, VARIABLE)
 }
 
@@ -377,7 +377,7 @@ fn variable_of(pid: Pid, name: &str) -> Option<Vec<u8>> {
 }
 
 /// Returns the processes that have this mark, and the processes in the session whose leader was this dead root.
-fn recognised(mark: &str, root: Option<Pid>) -> Vec<Pid> {
+pub(super) fn recognised(mark: &str, root: Option<Pid>) -> Vec<Pid> {
     // While a session has members, no other process gets the pid of the session leader.
     let is_ours = |pid: &Pid| {
         mark_of(*pid).is_some_and(|own| !mark.is_empty() && own == mark.as_bytes())

@@ -18,13 +18,16 @@ mod guard;
 mod launch;
 mod launchable;
 mod leftovers;
+pub(crate) mod living_root;
 mod mapped_files;
 mod output;
 mod reasons;
 mod rebuild;
 mod request;
+mod requested_restart;
 pub(crate) mod requests;
 mod tracer;
+mod tracer_news;
 mod watching;
 
 pub use channels::ComponentChannels;

@@ -274,7 +274,8 @@ impl Rebuild {
         let script = self.launch.on_restore.clone()?;
         let (host, failure) = (Arc::clone(&self.host), Rc::clone(failure));
         let (name, image) = (self.name.to_string(), format!("{}@{sequence}", self.name));
-        let described = Described { name, image, sequence };
+        // A component runs in a directory of its own.
+        let described = Described { name, image, sequence, directory: self.launch.directory.clone() };
         Some(BeforeRun::new(move |root| {
             let sets = SignalSets { blocked: host.blocked_before, defaults: host.defaults };
             let create = |create: Creation<'_>| host.reaper.create_exempt(create);
@@ -329,6 +330,17 @@ impl Rebuild {
         }
         let parts = Parts::of_subject(&self.directory);
         Ok(prepared.compare_files(self.files(&parts, opened_later, Covered::AllBut(named)))?)
+    }
+
+    /// Refuses a checkpoint of the living subject whose restore would refuse the present files.
+    pub(super) fn check_files(&self, prepared: &PreparedRestore) -> Result<()> {
+        match self.watching() {
+            Some(watching) => self.compare_uncovered(watching, prepared, &[]),
+            None => {
+                let parts = Parts::of_subject(&self.directory);
+                Ok(prepared.compare_files(self.files(&parts, &[], Covered::Nothing))?)
+            }
+        }
     }
 
     /// Returns how the restore treats the files that were not rolled back.

@@ -25,6 +25,7 @@ use sys::Error;
 use tracee::{procfs, tree};
 
 use crate::error::{GuardianError, Result};
+use crate::exit::ExitCode;
 
 /// Environment variable that contains the name of the socket for requests.
 pub(super) const VARIABLE: &str = "UNDYING_SOCKET";
@@ -39,10 +40,16 @@ const LINE_MAX: usize = 256;
 const HOLD_MAX: Duration = Duration::from_secs(60);
 /// Poll interval of the check whether a process with a hold still lives.
 const HOLDER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum length of a reply in bytes. A refusal names the processes and the reasons.
+const REPLY_MAX: usize = 8192;
 /// The beginning of a request to remove checkpoints; a number follows.
 const PRUNE: &str = "prune ";
+const RESTART: &str = "restart";
 /// Maximum time for which a caller waits until a guardian has written a checkpoint.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// Maximum time for which a caller waits until a guardian has restarted a subject: the limits of the steps before the
+/// kill, and a restore.
+const RESTART_MAX: Duration = Duration::from_secs(120);
 /// Maximum number of requests that wait for a checkpoint. Further requests are refused.
 const WAITING_MAX: usize = 1024;
 
@@ -60,6 +67,8 @@ pub(super) enum Word {
     /// Take a checkpoint now, and keep only this number of the newest checkpoints. The reply is sent when the checkpoint is
     /// durable.
     Prune(usize),
+    /// Restart the subject from a checkpoint of this moment. The reply is sent when the subject runs again.
+    Restart,
     /// An unknown request.
     Unknown,
 }
@@ -248,6 +257,7 @@ impl Word {
             b"ready" => Self::Ready,
             b"hold" => Self::Hold,
             b"release" => Self::Release,
+            b"restart" => Self::Restart,
             _ => Self::Unknown,
         }
     }
@@ -260,27 +270,69 @@ impl Word {
 ///
 /// `NotDone` with the reason of the guardian, or after the time limit.
 pub(crate) fn prune(name: &str, keep: usize) -> Result<()> {
-    let not_done = |why: String| GuardianError::NotDone { why, code: None };
+    match ask(name, &format!("{PRUNE}{keep}"), ANSWER_MAX)? {
+        Some(Reply::Done(_)) => Ok(()),
+        Some(Reply::Refused(why)) => Err(refused(format!("no checkpoint was removed: {why}"))),
+        None => {
+            let help = "help: `undying status` shows whether checkpoints are taken";
+            Err(refused(format!(
+                "the guardian has taken no checkpoint within {ANSWER_MAX:?}; it removes checkpoints with the next one\n{help}"
+            )))
+        }
+    }
+}
+
+/// Restarts a running subject from a checkpoint of this moment: sends the request to the socket `name` of its guardian,
+/// and waits until the subject runs again. Returns the sequence number of the checkpoint.
+///
+/// # Errors
+///
+/// `NotDone` with the reason of the guardian, or after the time limit.
+pub(crate) fn restart(name: &str) -> Result<String> {
+    match ask(name, RESTART, RESTART_MAX)? {
+        Some(Reply::Done(sequence)) => Ok(sequence),
+        Some(Reply::Refused(why)) => Err(refused(why)),
+        None => {
+            let why = format!("the guardian has not answered within {RESTART_MAX:?}");
+            Err(GuardianError::NotDone { why, code: Some(ExitCode::Failure.number()) })
+        }
+    }
+}
+
+/// Returns the error for a request that the guardian has refused. Nothing was changed.
+fn refused(why: String) -> GuardianError {
+    GuardianError::NotDone { why, code: None }
+}
+
+/// The reply of a guardian.
+enum Reply {
+    /// The request was executed. The text is the rest of the reply.
+    Done(String),
+    /// The request was not executed, for this reason.
+    Refused(String),
+}
+
+/// Sends a request to the socket `name` of a guardian, and waits for the reply. Returns `None` after the time limit.
+fn ask(name: &str, request: &str, limit: Duration) -> Result<Option<Reply>> {
     let own = new_socket()?;
     bind_to_new_name(&own)?;
     let failed = |errno| Error::new("send a request to the guardian", errno);
     let body = name.strip_prefix(ABSTRACT).unwrap_or(name);
     let guardian = SocketAddrUnix::new_abstract_name(body.as_bytes()).map_err(failed)?;
-    sendto(&own, format!("{PRUNE}{keep}\n").as_bytes(), SendFlags::empty(), &guardian).map_err(failed)?;
+    sendto(&own, format!("{request}\n").as_bytes(), SendFlags::empty(), &guardian).map_err(failed)?;
     let mut waiting = [PollFd::new(&own, PollFlags::IN)];
-    let limit = Timespec { tv_sec: ANSWER_MAX.as_secs().cast_signed(), tv_nsec: 0 };
+    let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: 0 };
     if rustix::io::retry_on_intr(|| poll(&mut waiting, Some(&limit))).map_err(failed)? == 0 {
-        let help = "help: `undying status` shows whether checkpoints are taken";
-        return Err(not_done(format!(
-            "the guardian has taken no checkpoint within {ANSWER_MAX:?}; it removes checkpoints with the next one\n{help}"
-        )));
+        return Ok(None);
     }
-    let mut line = [0; LINE_MAX];
+    let mut line = vec![0; REPLY_MAX];
     let length = recv(&own, &mut line[..], RecvFlags::empty()).map_err(failed)?.0;
-    match String::from_utf8_lossy(&line[..length]).trim().strip_prefix("error ") {
-        None => Ok(()),
-        Some(why) => Err(not_done(format!("no checkpoint was removed: {why}"))),
-    }
+    let reply = String::from_utf8_lossy(&line[..length]);
+    let reply = reply.trim();
+    Ok(Some(match reply.strip_prefix("error ") {
+        Some(why) => Reply::Refused(why.to_owned()),
+        None => Reply::Done(reply.strip_prefix("ok").unwrap_or(reply).trim().to_owned()),
+    }))
 }
 
 fn new_socket() -> Result<OwnedFd> {

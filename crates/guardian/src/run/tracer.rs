@@ -5,7 +5,8 @@
 //!
 //! Owns: this thread, the values that are kept between two checkpoints, the choice of the tracker, and opening the log
 //! again.
-//! Invariants: only this thread traces a running subject. The thread waits for a disk at most as long as the subject
+//! Invariants: only this thread traces a running subject. Without an order, the thread does not leave the subject
+//! stopped. The thread waits for a disk at most as long as the subject
 //! may be stopped. After a request to detach, the thread never waits for a buffer of the log.
 //! Does not: decide when a checkpoint is due, or what follows a death.
 
@@ -16,7 +17,7 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Taken};
+use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Held, Taken};
 use model::{PageCount, ProcessKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use store::{LogOptions, LogWriter, RetentionPolicy, SegmentCompression, Store, SubjectName};
@@ -27,7 +28,8 @@ use track::{TrackError, TrackerKind};
 use undo::watch::CheckpointWatch;
 
 use super::request::{RunRequest, TRACKER_DEFAULT};
-use crate::error::{GuardianError, Result};
+use super::tracer_news::{News, NewsSender, TakenNews};
+use crate::error::Result;
 
 /// The place of the checkpoints: the values that are needed to open the log again.
 #[derive(Clone, Debug)]
@@ -66,35 +68,6 @@ pub(crate) struct Tracking {
     pub(super) hold: Option<Arc<PacketHold>>,
 }
 
-/// A report of the thread.
-#[derive(Debug)]
-pub(super) enum News {
-    /// A checkpoint was captured.
-    Taken(Box<TakenNews>),
-    /// Dirty pages were scanned, but no checkpoint was taken.
-    Scanned(engine::Tracking),
-    /// No checkpoint was taken, because the log has not written enough of the earlier checkpoints.
-    Behind,
-    /// A checkpoint was not taken, or the log was not opened.
-    Failed(GuardianError),
-    /// A checkpoint was not taken, because the tracker could not be attached. The named tracker is used from now on.
-    Tracking(&'static str, GuardianError),
-    /// The log was opened again.
-    Opened(Arc<LogWriter>),
-}
-
-/// A captured checkpoint.
-#[derive(Debug)]
-pub(super) struct TakenNews {
-    pub(super) taken: Taken,
-    /// The processes of the subject at the checkpoint, without the root.
-    pub(super) descendants: Vec<ProcessKey>,
-    /// The result of comparing the checkpoint with the subject. `None` if the checkpoint was not compared.
-    pub(super) comparison: Option<Comparison>,
-    /// Name of the tracker that found the dirty pages.
-    pub(super) tracker: &'static str,
-}
-
 /// The use of a lesser tracker, because a better tracker could not be attached.
 #[derive(Clone, Copy, Debug)]
 struct Fallback {
@@ -115,13 +88,28 @@ enum Work {
     Nothing,
     /// Taking a checkpoint.
     Taking,
+    /// Taking a checkpoint, after which the subject stays stopped.
+    TakingToHold,
+    /// Keeping the subject stopped.
+    Holding,
+    /// Resuming or killing the stopped subject.
+    LettingGo,
     /// Opening the log.
     Opening,
 }
 
 enum Order {
     Take(ProcessKey, CheckpointOptions),
+    TakeAndHold(ProcessKey, CheckpointOptions),
+    LetGo(LetGo),
     Open,
+}
+
+/// What happens to a stopped subject.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum LetGo {
+    Resume,
+    Kill,
 }
 
 /// The interface of the guard to the tracer thread.
@@ -142,7 +130,7 @@ impl Tracer {
         let (orders, received) = mpsc::channel();
         let (sender, news) = mpsc::channel();
         let log = Arc::new(log);
-        let outbox = NewsSender { sender: Some(sender), alarm: Arc::clone(&alarm) };
+        let outbox = NewsSender::new(sender, Arc::clone(&alarm));
         let lent = Some(Arc::clone(&log));
         let thread = std::thread::Builder::new()
             .name("undying-tracer".to_owned())
@@ -164,7 +152,7 @@ impl Tracer {
 
     /// Reports whether the thread may be tracing the subject.
     pub(super) fn is_tracing(&self) -> bool {
-        self.work == Work::Taking
+        matches!(self.work, Work::Taking | Work::TakingToHold | Work::Holding | Work::LettingGo)
     }
 
     /// Returns the log, unless it is being opened again.
@@ -180,6 +168,18 @@ impl Tracer {
     /// Orders a checkpoint.
     pub(super) fn take(&mut self, subject: ProcessKey, options: CheckpointOptions) {
         self.order(Work::Taking, Order::Take(subject, options));
+    }
+
+    /// Orders a checkpoint after which the subject stays stopped, until `let_go` is called.
+    pub(super) fn take_and_hold(&mut self, subject: ProcessKey, options: CheckpointOptions) {
+        self.order(Work::TakingToHold, Order::TakeAndHold(subject, options));
+    }
+
+    /// Orders that the stopped subject is resumed or killed. Without a stopped subject, does nothing.
+    pub(super) fn let_go(&mut self, how: LetGo) {
+        if self.work == Work::Holding {
+            self.order(Work::LettingGo, Order::LetGo(how));
+        }
     }
 
     /// Orders that the log is opened again. The next checkpoint after that is a full checkpoint.
@@ -204,7 +204,8 @@ impl Tracer {
         if let News::Opened(log) = &news {
             self.log = Some(Arc::clone(log));
         }
-        self.set_work(Work::Nothing);
+        let is_held = self.work == Work::TakingToHold && matches!(news, News::Taken(_));
+        self.set_work(if is_held { Work::Holding } else { Work::Nothing });
         Some(news)
     }
 
@@ -214,6 +215,7 @@ impl Tracer {
         let mut reports = Vec::new();
         self.call_off_waits(true);
         while self.is_tracing() && self.thread.is_some() {
+            self.let_go(LetGo::Resume);
             match self.receive() {
                 Some(news) => reports.push(news),
                 None => ring_of(self.handle()),
@@ -249,12 +251,13 @@ impl Tracer {
     /// Therefore, reports of stops are disabled while the subject is traced. A stop by the terminal during this time is
     /// detected after the checkpoint.
     fn set_work(&mut self, work: Work) {
-        let (was_tracing, is_tracing) = (self.is_tracing(), work == Work::Taking);
+        let was_tracing = self.is_tracing();
+        self.work = work;
+        let is_tracing = self.is_tracing();
         if was_tracing != is_tracing {
             // The call fails only for signals that a process cannot handle. SIGCHLD can be handled.
             let _ = sys::signal::report_child_stops(!is_tracing);
         }
-        self.work = work;
     }
 
     fn order(&mut self, work: Work, order: Order) {
@@ -301,9 +304,13 @@ struct Hand {
 
 impl Hand {
     fn work(mut self, orders: &Receiver<Order>) {
+        // A stopped subject is resumed when this thread ends.
+        let mut held: Option<Held> = None;
         for order in orders {
             let news = match order {
                 Order::Take(subject, options) => self.take(subject, &options),
+                Order::TakeAndHold(subject, options) => self.take_and_hold(subject, &options, &mut held),
+                Order::LetGo(how) => let_go(held.take(), how),
                 Order::Open => self.open(),
             };
             self.outbox.send(news);
@@ -311,10 +318,7 @@ impl Hand {
     }
 
     fn take(&mut self, subject: ProcessKey, options: &CheckpointOptions) -> News {
-        let Some(log) = self.log.clone() else {
-            let missing = Error::new("take a checkpoint without a log", sys::Errno::EINVAL);
-            return News::Failed(missing.into());
-        };
+        let Some(log) = self.log.clone() else { return without_log() };
         self.climb_back(subject);
         if self.tracking.request.dry_run_tracking {
             return match self.continuous(subject).track(options) {
@@ -323,15 +327,36 @@ impl Hand {
             };
         }
         match self.checkpoint(subject, &log, options) {
-            Ok(Some((taken, comparison))) => {
-                self.taken += 1;
-                let descendants = self.continuous(subject).descendants();
-                let tracker = self.tracking.kind.name();
-                News::Taken(Box::new(TakenNews { taken, descendants, comparison, tracker }))
+            Ok(Some((taken, comparison))) => self.news_of(subject, taken, comparison),
+            Ok(None) => News::Behind,
+            Err(error) => self.not_taken(error),
+        }
+    }
+
+    /// Takes a checkpoint, and keeps the subject stopped in `held`.
+    fn take_and_hold(
+        &mut self,
+        subject: ProcessKey,
+        options: &CheckpointOptions,
+        held: &mut Option<Held>,
+    ) -> News {
+        let Some(log) = self.log.clone() else { return without_log() };
+        self.climb_back(subject);
+        match self.continuous(subject).checkpoint_and_hold(&*log, options) {
+            Ok(Some((taken, stopped))) => {
+                *held = Some(stopped);
+                self.news_of(subject, taken, None)
             }
             Ok(None) => News::Behind,
             Err(error) => self.not_taken(error),
         }
+    }
+
+    fn news_of(&mut self, subject: ProcessKey, taken: Taken, comparison: Option<Comparison>) -> News {
+        self.taken += 1;
+        let descendants = self.continuous(subject).descendants();
+        let tracker = self.tracking.kind.name();
+        News::Taken(Box::new(TakenNews { taken, descendants, comparison, tracker }))
     }
 
     fn checkpoint(
@@ -431,31 +456,18 @@ impl Hand {
     }
 }
 
-/// The end of the report channel that belongs to the thread.
-struct NewsSender {
-    sender: Option<Sender<News>>,
-    alarm: Arc<OwnedFd>,
+fn without_log() -> News {
+    News::Failed(Error::new("take a checkpoint without a log", sys::Errno::EINVAL).into())
 }
 
-impl NewsSender {
-    fn send(&self, news: News) {
-        if let Some(sender) = &self.sender {
-            // An error means that the guard has ended and needs no report.
-            let _ = sender.send(news);
-        }
-        self.ring();
+/// Resumes or kills a stopped subject.
+fn let_go(held: Option<Held>, how: LetGo) -> News {
+    if let Some(held) = held {
+        // After an error, the other threads are detached. The guard then kills the root, or finds its end.
+        let _ = match how {
+            LetGo::Resume => held.resume(),
+            LetGo::Kill => held.kill(),
+        };
     }
-
-    fn ring(&self) {
-        // The counter cannot overflow, because the guard resets the counter after each report.
-        let _ = rustix::io::write(&*self.alarm, &1_u64.to_ne_bytes());
-    }
-}
-
-impl Drop for NewsSender {
-    /// Closes the channel. Then writes to the eventfd a last time, so that the guard detects the end of the channel.
-    fn drop(&mut self) {
-        self.sender = None;
-        self.ring();
-    }
+    News::LetGo
 }

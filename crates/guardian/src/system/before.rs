@@ -2,7 +2,8 @@
 //! tree) of a system.
 //!
 //! Owns: the list of components that run already, and whether they match the system file.
-//! Invariants: a process counts only if it has the pid and the start time that its guardian has recorded, in this boot.
+//! Invariants: a process counts only if it has the pid and the start time that its guardian has recorded, in this boot, or
+//! if it is the only root with the recorded mark.
 //! Does not: take a component over.
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use supervise::{Policy, System};
 use super::record::SystemRecord;
 use crate::error::Result;
 use crate::record::Record;
+use crate::run::living_root;
 
 /// A component that runs already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,12 +42,7 @@ impl Before {
         let mut before = Self::default();
         let record = SystemRecord::read(store)?;
         for (name, facts) in record.into_iter().flat_map(|record| record.components) {
-            // A record that cannot be read names no process that could be taken over.
-            let subject = Record::read(&store.root().join(&name)).ok().flatten();
-            let Some(subject) = subject.filter(|subject| subject.has_root() && !subject.is_guarded()) else {
-                continue;
-            };
-            let root = subject.root.key();
+            let Some(root) = living_root(store, &name) else { continue };
             match system.component.iter().find(|(known, _)| *known.get_ref() == name) {
                 Some((_, component)) => {
                     let is_outdated = facts.command != *component.command.get_ref();
@@ -63,6 +60,17 @@ impl Before {
         }
         Ok(before)
     }
+}
+
+/// Returns the living root of a component without a guardian. If the disk was full, the status names an earlier root. The
+/// mark of the processes then finds the present root.
+fn living_root(store: &Store, name: &str) -> Option<ProcessKey> {
+    // A record that cannot be read names no process that could be taken over.
+    let subject = Record::read(&store.root().join(name)).ok()??;
+    if subject.is_guarded() || !subject.is_of_this_boot() {
+        return None;
+    }
+    if subject.has_root() { Some(subject.root.key()) } else { living_root::with_mark(&subject.requests) }
 }
 
 /// Returns the last checkpoint of a subject. Returns `None` if the checkpoints cannot be listed, because no checkpoint

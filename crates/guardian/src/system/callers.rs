@@ -11,9 +11,10 @@ use supervise::{ComponentId, ComponentState, Supervisor};
 use super::control::{Answer, Caller, Control, SystemOrder};
 use super::notices;
 use crate::error::GuardianError;
+use crate::exit::ExitCode;
 
 /// Why a caller that is not an operator is refused.
-pub(super) const NOT_ADMITTED: &str = "only root and the user of the guardian may do this";
+const NOT_ADMITTED: &str = "only root and the user of the guardian may do this";
 
 /// The condition that a caller waits for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,9 +78,15 @@ impl Callers {
         self.waiting.push((number, wait));
     }
 
-    /// Refuses an order.
+    /// Refuses an order that cannot be carried out.
     pub(super) fn refuse(&mut self, number: u32, why: String) {
         self.control.answer(number, &Answer::Refused { why, code: None });
+    }
+
+    /// Refuses an order of a caller that is not an operator.
+    pub(super) fn refuse_caller(&mut self, number: u32) {
+        let code = Some(ExitCode::Missing.number());
+        self.control.answer(number, &Answer::Refused { why: NOT_ADMITTED.to_owned(), code });
     }
 
     /// Refuses an order because of an error. The caller exits with the code of the error.
@@ -133,7 +140,7 @@ fn answer_to(wait: &Wait, of: &Supervisor) -> Option<Answer> {
             // A component that could not be started has no death.
             let verb = if notices::has_failed(state) { "status" } else { "deaths" };
             let why = format!("{what}\nhelp: `undying {verb} {name}` says why");
-            Some(Answer::Refused { why, code: None })
+            Some(Answer::Refused { why, code: Some(ExitCode::Failure.number()) })
         }
         Wait::Stopped(_) if is_over => Some(Answer::Done { what }),
         _ => None,

@@ -91,7 +91,7 @@ pub(crate) enum Answer {
     /// The request was not executed, and will not be executed.
     Refused {
         why: String,
-        /// The exit code of the caller, if the reason has an exit code of its own.
+        /// The exit code of the caller, if the reason is no refusal.
         code: Option<u8>,
     },
 }

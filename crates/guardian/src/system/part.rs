@@ -3,6 +3,8 @@
 //! Owns: these values.
 //! Does not: decide what happens to a component; `supervise` does.
 
+use std::time::Instant;
+
 use model::{Pid, Signal};
 use supervise::{Component, ComponentId};
 
@@ -67,6 +69,13 @@ impl Part {
             shown: ("", time),
             reported: ReportedFacts::default(),
             channels: Vec::new(),
+        }
+    }
+
+    /// Begins the checks again, if they were ended while the component was stopped.
+    pub(super) fn resume_checks(&mut self, now: Instant) {
+        if let Some(root) = self.root.filter(|_| !self.checks.is_begun()) {
+            self.checks.begin(root, true, now);
         }
     }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use store::SizeLimit;
 use supervise::{ChangedFiles, Component, ComponentPlan, PercentLimit, Policy, RestartPolicy, Spanned};
 
 use crate::location::StoreLocation;
@@ -77,6 +78,10 @@ pub(super) fn request(
             PercentLimit::Percent(part) => CostMax::Share(part.fraction()),
             PercentLimit::Off => CostMax::Off,
         }),
+        store_max: component.store_max.as_ref().map_or(standard.store_max, |limit| match limit.get_ref() {
+            supervise::SizeLimit::Size(size) => SizeLimit::Bytes(size.0),
+            supervise::SizeLimit::Off => SizeLimit::None,
+        }),
         limit: plan.limit,
         back_off: plan.back_off,
         ..standard
@@ -109,7 +114,7 @@ pub(super) fn launch(component: &Component, directory: &Path, means: Means) -> L
         }
     }
     Launch {
-        on_restore: None,
+        on_restore: component.on_restore.as_ref().map(|command| command.get_ref().into()),
         environment,
         removed: OF_THE_MANAGER.iter().map(OsString::from).collect(),
         directory: Some(component.directory.as_ref().map_or_else(|| directory.to_path_buf(), below)),
@@ -131,7 +136,7 @@ mod tests {
     #[test]
     fn keys_of_a_component_become_those_of_a_run() {
         let text = "[system]\nname = \"s\"\n[component.a]\ncommand = [\"x\", \"-v\"]\npolicy = \"checkpointed\"\n\
-                    every = \"50ms\"\nfiles = \"fresh\"\nfiles_back_max = \"1m\"\nfiles_undo_max = \"3GiB\"\nfiles_cost_max = 20\ncost_max = 30\nsuccess = [10]\nlog = \"a.log\"\nenvironment = { PORT = \"1\" }\n\
+                    every = \"50ms\"\nfiles = \"fresh\"\nfiles_back_max = \"1m\"\nfiles_undo_max = \"3GiB\"\nfiles_cost_max = 20\ncost_max = 30\nstore_max = \"4GiB\"\non_restore = \"renew\"\nsuccess = [10]\nlog = \"a.log\"\nenvironment = { PORT = \"1\" }\n\
                     heartbeat = { notify = true, every = \"10s\" }\nrestart = { max = \"7/2m\" }\n\
                     [component.b]\ncommand = [\"y\"]\npolicy = \"never\"\n\
                     [component.c]\ncommand = [\"z\"]\npolicy = \"stateless\"\nwarm = true\nready = { listen = true }\n";
@@ -152,6 +157,8 @@ mod tests {
         assert_eq!(a.files_back_max, Some(Duration::from_mins(1)));
         assert_eq!((a.files_undo_max.get(), a.files_cost_max), (3 << 30, Some(0.2)));
         assert_eq!(a.cost_max, CostMax::Share(0.3));
+        assert_eq!(a.store_max, SizeLimit::Bytes(model::ByteCount(4 << 30)));
+        assert_eq!(a.launch.on_restore.as_deref(), Some(std::ffi::OsStr::new("renew")));
         let b = request("b", find("b"), at, of("b"), Means::default());
         assert_eq!((b.policy, b.every), (RestartPolicy::Never, None));
         assert!(b.launch.is_service && b.ends_tree && b.launch.environment.is_empty());

@@ -58,6 +58,8 @@ struct Shared {
     may_repair: Cell<Option<bool>>,
     /// The known bytes in the queues of connections whose whole state is captured, by socket cookie.
     streams: RefCell<HashMap<u64, (Streams, InThisPause)>>,
+    /// Whether all outside connections are kept, because the subject does not run after the pause.
+    keeps_all: Cell<bool>,
 }
 
 /// Reports whether the connection was captured in this pause.
@@ -99,6 +101,17 @@ impl Sockets {
     /// back, and outside connections are captured with their whole state.
     pub fn hold_output(&self, hold: Arc<PacketHold>) {
         *self.0.hold.borrow_mut() = Some(hold);
+    }
+
+    /// Sets whether the next pause keeps all outside connections, and not only idle connections. Must be `true` only if
+    /// the subject does not run after the pause.
+    pub fn keep_all(&self, keeps_all: bool) {
+        self.0.keeps_all.set(keeps_all);
+    }
+
+    /// Reports whether this pause keeps all outside connections.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.0.keeps_all.get()
     }
 
     /// Returns the mark (SO_MARK) of sockets whose packets are held back. Returns `None` if packets are not held

@@ -54,7 +54,7 @@ impl Progress {
     }
 
     /// Returns TCP_INFO and the exact counters; `None` while packets keep arriving.
-    fn exact(socket: BorrowedFd<'_>) -> Result<Option<(Info, Self)>> {
+    pub(super) fn exact(socket: BorrowedFd<'_>) -> Result<Option<(Info, Self)>> {
         let cookie = socket::cookie(socket)?;
         for _ in 0..TRIES {
             let info = tcp_repair::info(socket)?;

@@ -17,20 +17,34 @@ use super::event::{Action, LateReason, NotTaken, Sliced, State, Step};
 use super::{Checkpoints, Subject};
 use crate::pace::Costs;
 
+/// The requests that a checkpoint fulfils.
+struct Requested {
+    /// Whether a process of the subject has requested the checkpoint.
+    is_wanted: bool,
+    /// The time at which a requested restart expires.
+    restart_by: Option<Instant>,
+}
+
 impl Subject {
     /// Reports whether a checkpoint could be taken now.
     pub(super) fn can_take(&self) -> bool {
         self.state == State::Running
             && !self.checkpoints.is_opening
-            && self.checkpoints.in_flight.len() < self.plan.in_flight_max
+            && self.checkpoints.in_flight.len() < self.in_flight_max()
             && self.incarnation.killed_for.is_none()
     }
 
-    /// Returns the time at which the next checkpoint is due: now, if a process has requested a checkpoint. `None` if no
-    /// checkpoint is due.
+    /// Returns the number of checkpoints in flight at which no further checkpoint is taken. The checkpoint of a requested
+    /// restart waits for all earlier checkpoints, so that the subject is not stopped meanwhile.
+    fn in_flight_max(&self) -> usize {
+        if self.incarnation.request.by.is_some() { 1 } else { self.plan.in_flight_max }
+    }
+
+    /// Returns the time at which the next checkpoint is due: now, if a checkpoint or a restart was requested. `None` if
+    /// no checkpoint is due.
     pub(super) fn due_time(&self, now: Instant) -> Option<Instant> {
         let next = self.pace.next()?;
-        if self.incarnation.is_wanted {
+        if self.incarnation.is_wanted || self.incarnation.request.by.is_some() {
             return Some(now);
         }
         (self.incarnation.is_ready && !self.has_enough()).then_some(next)
@@ -47,8 +61,10 @@ impl Subject {
         if self.can_take() {
             let (sequence, is_wanted) = (self.checkpoints.next, self.incarnation.is_wanted);
             self.incarnation.is_wanted = false;
-            self.state = State::Checkpointing { sequence, is_wanted };
-            self.actions.push(Action::Take(sequence));
+            let restart_by = self.incarnation.request.by.take();
+            self.state = State::Checkpointing { sequence, is_wanted, restart_by };
+            let is_last = restart_by.is_some();
+            self.actions.push(if is_last { Action::TakeAndHold(sequence) } else { Action::Take(sequence) });
             return;
         }
         // A due checkpoint that cannot be taken is skipped and not queued. Rounds that pass while a checkpoint is being
@@ -61,12 +77,17 @@ impl Subject {
         }
     }
 
-    /// Ends the state `Checkpointing`. Returns whether a process had requested the checkpoint; `None` in every other
-    /// state.
-    fn answered(&mut self) -> Option<bool> {
-        let State::Checkpointing { is_wanted, .. } = self.state else { return None };
+    /// Ends the state `Checkpointing`. Returns the requests for the checkpoint; `None` in every other state.
+    fn answered(&mut self) -> Option<Requested> {
+        let State::Checkpointing { is_wanted, restart_by, .. } = self.state else { return None };
         self.rest();
-        Some(is_wanted)
+        Some(Requested { is_wanted, restart_by })
+    }
+
+    /// Makes the next checkpoint answer the requests for a checkpoint that was not taken.
+    fn request_again(&mut self, requested: Requested) {
+        self.incarnation.is_wanted |= requested.is_wanted;
+        self.incarnation.request.by = requested.restart_by;
     }
 
     pub(super) fn taken(
@@ -77,12 +98,12 @@ impl Subject {
         sliced: Option<Sliced>,
         is_store_slow: bool,
     ) {
-        if self.answered().is_none() {
-            return;
-        }
-        self.checkpoints.in_flight.push_back(self.checkpoints.next);
+        let Some(requested) = self.answered() else { return };
+        let sequence = self.checkpoints.next;
+        self.checkpoints.in_flight.push_back(sequence);
         // The work after the begin of the pause, and output that peers got after it, are not in the checkpoint.
-        self.run_time.taken(self.checkpoints.next, now.checked_sub(ago).unwrap_or(now));
+        let began = now.checked_sub(ago).unwrap_or(now);
+        self.run_time.taken(sequence, began);
         self.checkpoints.advance();
         if arming > Duration::ZERO {
             self.pace.paused(arming);
@@ -94,12 +115,17 @@ impl Subject {
         }
         let reason = if is_store_slow { LateReason::Writing } else { LateReason::Copying };
         self.pass(now, Costs { pause, before, total: pause + before + besides }, reason);
+        if requested.restart_by.is_some() {
+            self.run_time.see(began);
+            self.stays_stopped(now, sequence);
+        }
     }
 
     pub(super) fn scanned(&mut self, now: Instant, pause: Duration) {
-        if self.answered().is_some() {
+        if let Some(requested) = self.answered() {
             self.pass(now, Costs { pause, before: Duration::ZERO, total: pause }, LateReason::Copying);
             self.pace.committed(now);
+            self.not_taken_for_restart(requested.restart_by);
         }
     }
 
@@ -114,23 +140,26 @@ impl Subject {
     }
 
     pub(super) fn not_taken(&mut self, now: Instant, why: NotTaken) {
-        let Some(was_wanted) = self.answered() else { return };
+        let Some(requested) = self.answered() else { return };
         match why {
             NotTaken::Behind => {
-                self.incarnation.is_wanted |= was_wanted;
+                self.request_again(requested);
                 self.actions.push(Action::Late(LateReason::Writing, 1));
                 return;
             }
-            NotTaken::TrackerReplaced => self.incarnation.is_wanted |= was_wanted,
-            NotTaken::Refused => self.pace.failed(now),
+            NotTaken::TrackerReplaced => self.request_again(requested),
+            NotTaken::Refused => {
+                self.pace.failed(now);
+                self.not_taken_for_restart(requested.restart_by);
+            }
             NotTaken::Dying => {}
         }
         self.checkpoints.advance();
     }
 
     pub(super) fn log_lost(&mut self) {
-        let Some(was_wanted) = self.answered() else { return };
-        self.incarnation.is_wanted |= was_wanted;
+        let Some(requested) = self.answered() else { return };
+        self.request_again(requested);
         self.checkpoints.in_flight.clear();
         self.checkpoints.is_opening = true;
         self.actions.push(Action::OpenLog);
@@ -142,6 +171,8 @@ impl Subject {
         }
         // A remaining request would immediately open the log again.
         self.incarnation.is_wanted = false;
+        let restart_by = self.incarnation.request.by.take();
+        self.not_taken_for_restart(restart_by);
         self.checkpoints.advance();
         if !is_dying {
             self.pace.failed(now);
@@ -163,6 +194,7 @@ impl Subject {
             self.suspicion.forget_below(oldest);
             self.run_time.forget_below(oldest);
         }
+        self.check_if_last(sequence);
         self.judge_if_settled();
     }
 
@@ -171,6 +203,7 @@ impl Subject {
         if is_failure {
             self.pace.failed(now);
         }
+        self.last_not_written(sequence);
         self.judge_if_settled();
     }
 

@@ -11,8 +11,8 @@
 //! - The newest usable checkpoint is restored, or the program starts from its beginning; `prospect` decides which.
 //!
 //! Owns: all decisions from the detection of a death to the beginning of the next incarnation.
-//! Invariants: only a usable checkpoint is restored. If a restart has tried a checkpoint, the restart does not try a
-//! newer checkpoint afterwards. An older checkpoint is tried only if the fault is the checkpoint's; a step that fails
+//! Invariants: only a usable checkpoint is restored. If a restart has rolled files back to a checkpoint, the restart does
+//! not try a newer checkpoint afterwards. An older checkpoint is tried only if the fault is the checkpoint's; a step that fails
 //! for another reason is repeated (`retries`). Before a new incarnation begins, each checkpoint in flight has become
 //! durable, has failed, or is invalidated. If files were rolled back to a checkpoint, the program starts from its
 //! beginning only with files that were rolled back to the beginning.
@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 
 use model::{Sequence, Signal};
 
-use super::event::{
-    Action, BEGINNING, Death, End, Failure, FreshReason, Notice, Prospect, RestoreError, State, Step, Survey,
-};
+use super::event::{Action, BEGINNING, Death, End, Failure, NotRestarted, Notice, RestoreError, State, Step};
+use super::survey::{FreshReason, Prospect, Survey};
 use super::{Exit, KilledFor, Subject};
+use crate::fault::Fault;
 use crate::status::{ChangedFiles, RestartPolicy, SubjectStatus};
 
 /// A signal to the guardian requests the end of the subject, but a program in a terminal can ignore SIGINT and SIGQUIT. After
@@ -61,6 +61,8 @@ fn timeout(every: Duration) -> Duration {
 impl Subject {
     pub(super) fn end_requested(&mut self, now: Instant, signal: Signal) {
         self.incarnation.ending = Some((signal, now));
+        self.drop_request(NotRestarted::Ending);
+        self.call_off(NotRestarted::Ending);
         if let State::BackingOff(death, _) = self.state {
             self.state = State::Ended(End::Over(death.status));
         } else if let Some(status) = self.retries.call_off() {
@@ -69,11 +71,15 @@ impl Subject {
     }
 
     /// Kills the root for this reason. Does nothing if the root is already being killed or is asked to end: the restart
-    /// must use a checkpoint from before the first failure.
+    /// must use a checkpoint from before the first failure. If the root is stopped for a requested restart, it is killed
+    /// when it is resumed.
     pub(super) fn kill(&mut self, killed_for: KilledFor) {
         let is_first = self.incarnation.killed_for.is_none() && self.incarnation.ending.is_none();
-        if self.state.is_alive() && is_first {
+        if matches!(self.state, State::Stopped { .. }) {
+            self.incarnation.request.deferred_kill.get_or_insert(killed_for);
+        } else if self.state.is_alive() && is_first {
             self.incarnation.killed_for = Some(killed_for);
+            self.drop_request(NotRestarted::Ending);
             let notice = match killed_for {
                 KilledFor::Child(_) => Notice::ChildFailed,
                 KilledFor::Fault(fault) => Notice::Faulted(fault),
@@ -91,7 +97,9 @@ impl Subject {
             // number.
             self.checkpoints.advance();
         }
+        let requested = self.died_stopped(now);
         let (status, fault) = match self.incarnation.killed_for.take() {
+            _ if requested.is_some() => (own, requested),
             // If the root has ended successfully, the failure of the other process is ignored.
             Some(KilledFor::Child(signal)) if !self.plan.success.has(own) => {
                 (SubjectStatus::Killed(signal), None)
@@ -102,6 +110,7 @@ impl Subject {
         let was_asked_for = self.was_asked_for(now, status, has_terminal);
         self.incarnation.ending = None;
         let is_restarted = match fault {
+            Some(Fault::Requested) => true,
             Some(_) => self.plan.restart != RestartPolicy::Never,
             None => self.plan.restart.restarts(status, self.plan.success),
         };
@@ -429,7 +438,6 @@ mod tests {
     use super::super::{Beginning, Event, Plan};
     use super::*;
     use crate::back_off::BackOffPlan;
-    use crate::fault::Fault;
     use crate::restarts::RestartLimit;
     use crate::status::Success;
 

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use model::{Sequence, Signal};
 
+use super::survey::{FreshReason, Survey};
 use crate::fault::Fault;
 use crate::restarts::RestartLimit;
 use crate::status::{KILL, SubjectStatus};
@@ -42,6 +43,16 @@ pub enum State {
         sequence: Sequence,
         /// Whether a process of the subject has requested the checkpoint.
         is_wanted: bool,
+        /// With a requested restart, the subject stays stopped after the checkpoint. The value is the time at which the
+        /// request expires.
+        restart_by: Option<Instant>,
+    },
+    /// The subject is stopped after its last checkpoint, for a requested restart.
+    Stopped {
+        /// The sequence number of the checkpoint.
+        sequence: Sequence,
+        /// The current step of the requested restart.
+        step: StopStep,
     },
     /// The program runs, and has requested that checkpoints are deferred.
     Held,
@@ -82,10 +93,23 @@ impl Death {
     }
 
     /// Reports whether the death counts for the limit on restarts and for the back-off, and can be evidence against a
-    /// checkpoint. A death for the fault of another member of a group does not count.
+    /// checkpoint. A death for the fault of another member of a group, and a requested death, do not count.
     pub(super) fn is_own(self) -> bool {
         self.fault.is_none_or(Fault::is_own)
     }
+}
+
+/// The current step of a requested restart, while the subject is stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StopStep {
+    /// The checkpoint is being written, at most until the given time.
+    Writing(Instant),
+    /// The guardian checks that a restore can use the checkpoint.
+    Checking,
+    /// The subject is being killed. The death follows.
+    Killing,
+    /// The subject is being resumed, because the restart was called off.
+    Resuming,
 }
 
 /// The current step of a restore.
@@ -140,10 +164,10 @@ pub enum Failure {
 }
 
 impl State {
-    /// Reports whether the program runs.
+    /// Reports whether the program lives.
     #[must_use]
     pub const fn is_alive(&self) -> bool {
-        matches!(self, Self::Running | Self::Checkpointing { .. } | Self::Held)
+        matches!(self, Self::Running | Self::Checkpointing { .. } | Self::Held | Self::Stopped { .. })
     }
 }
 
@@ -164,7 +188,7 @@ pub enum Event {
     Due,
     /// The guardian and the subject were stopped at the same time, and now run again.
     Continued,
-    /// A checkpoint was taken and is being written. This event answers `Action::Take`.
+    /// A checkpoint was taken and is being written. This event answers `Action::Take` and `Action::TakeAndHold`.
     Taken {
         /// The time since the begin of the pause. The report of a checkpoint can come long after its pause.
         ago: Duration,
@@ -213,6 +237,15 @@ pub enum Event {
     /// Peers have received output of the program that no usable checkpoint contains. Peers rely on such output, so files
     /// are not rolled back past this event.
     OutputSent,
+    /// An operator has requested a restart of the subject from a checkpoint of this moment.
+    RestartRequested,
+    /// A restore can read the checkpoint of a requested restart. The list contains the checkpoints of the subject. This
+    /// event answers `Action::Check`.
+    Checked(Survey),
+    /// A restore cannot use the checkpoint of a requested restart. This event answers `Action::Check`.
+    NotUsable,
+    /// The stopped subject runs again. This event answers `Action::ResumeHeld`.
+    HeldResumed,
     /// The guardian received a signal that requests the end of the subject.
     EndRequested(Signal),
     /// A process of the subject has died by this signal. The process is not the root.
@@ -291,74 +324,20 @@ pub enum RestoreError {
     FilesHalfWay,
 }
 
-/// The list of a subject's checkpoints.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Survey {
-    /// The committed checkpoints, in rising order.
-    pub committed: Vec<Sequence>,
-    /// The checkpoints to which files can be rolled back. Each of these checkpoints is committed or in flight. If the
-    /// plan does not roll files back, this list is not used.
-    pub exact: Vec<Sequence>,
-    /// Whether files can be rolled back to the beginning of the program.
-    pub reaches_beginning: bool,
-    /// The newest checkpoint to which files can be rolled back, if no file has changed since this checkpoint. The
-    /// number 0 means the beginning of the program.
-    pub unchanged: Option<Sequence>,
-    /// The checkpoints after which the program has made data durable, and has then sent data to a peer. The peer may
-    /// rely on the durable data. The number 0 means the beginning of the program.
-    pub told: Vec<Sequence>,
-    /// What is known about changes of files by the program.
-    pub changes: FileChanges,
-}
-
-/// What is known about changes of files by the program, with a plan that never restores memory beside changed files.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum FileChanges {
-    /// Nothing: changes are not noticed. The restore compares the files that were open at the checkpoint.
-    #[default]
-    Unknown,
-    /// After this checkpoint, the program has changed no file except files that were open at the checkpoint. The restore
-    /// compares these files.
-    NoneSince(Sequence),
-    /// The program has changed files after its newest checkpoint.
-    AfterNewest,
-}
-
-impl FileChanges {
-    /// Reports whether a restore of a checkpoint is possible, as far as is known.
-    pub(super) fn permit(self, sequence: Sequence) -> bool {
-        match self {
-            Self::Unknown => true,
-            Self::NoneSince(oldest) => sequence >= oldest,
-            Self::AfterNewest => false,
-        }
-    }
-}
-
-/// What a restart does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Prospect {
-    /// The checkpoint is restored. If the plan rolls files back, the files are rolled back to the checkpoint.
-    Restored(Sequence),
-    /// The program starts from its beginning, and the files are rolled back to the beginning. The reason is the reason
-    /// why no checkpoint is used; `None` if there is no checkpoint.
-    BegunAgain(Option<FreshReason>),
-    /// The program starts from its beginning with its present files.
-    BegunAnew(Option<FreshReason>),
-    /// The program is not restarted: each checkpoint has led to another death, and files cannot be rolled back to the
-    /// beginning of the program.
-    GivenUp,
-    /// The program is not restarted: it has changed files after this checkpoint, the newest, and the plan refuses to
-    /// restart in this case.
-    Refused(Sequence),
-}
-
 /// An instruction to the guardian.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Take a checkpoint with this number. The checkpoint fulfils all requests (`Event::Wanted`) that arrived before
     /// this action.
     Take(Sequence),
+    /// Like `Take`, but leave the subject stopped, for a requested restart.
+    TakeAndHold(Sequence),
+    /// Check that a restore can use this durable checkpoint of the stopped subject, and list the checkpoints.
+    Check(Sequence),
+    /// Kill all processes of the stopped subject. None of them runs before its end.
+    KillHeld,
+    /// Resume the stopped subject.
+    ResumeHeld,
     /// Open the log again, after `Event::LogLost`. All checkpoints that were in flight are lost.
     OpenLog,
     /// Kill the root process.
@@ -411,33 +390,25 @@ pub enum LateReason {
     Held,
 }
 
-/// The reason why a program starts from its beginning although there were checkpoints.
+/// The reason why a requested restart is called off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FreshReason {
-    /// Restored incarnations have died, too, and the limit on restarts allows no restart after this start.
-    LastRestart,
-    /// No checkpoint could be restored.
-    NotRestorable {
-        /// The number of checkpoints.
-        tried: usize,
-    },
-    /// Files have changed since the checkpoint whose restore was tried.
-    FilesChanged,
-    /// The program has changed files after this checkpoint, the newest.
-    ChangedSince(Sequence),
-    /// Files cannot be rolled back to any checkpoint.
-    NoneExact,
-    /// The newest checkpoint to which files can be rolled back is older than `Plan::files_back_max`, and files have
-    /// changed since. The number 0 means the beginning of the program.
-    TooOld(Sequence),
-    /// This checkpoint is the newest checkpoint to which files can be rolled back. Peers have received later output of
-    /// the program, and files have changed since. The number 0 means the beginning of the program.
-    OutputSent(Sequence),
-    /// This checkpoint is the newest checkpoint to which files can be rolled back. The program has made later data
-    /// durable, and has then sent data to a peer. The number 0 means the beginning of the program.
-    Told(Sequence),
-    /// Files could not be rolled back to this checkpoint. The number 0 means the beginning of the program.
-    FilesStay(Sequence),
+pub enum NotRestarted {
+    /// No checkpoints are taken of the program.
+    NoCheckpoints,
+    /// The checkpoints of the program contain only its state after the start.
+    OnlyInitial,
+    /// The program is not ready yet.
+    NotReady,
+    /// The program is being ended or killed.
+    Ending,
+    /// The checkpoint was refused, or has failed. The guardian keeps the reason.
+    NotTaken,
+    /// The checkpoint could not be written. The guardian keeps the reason.
+    NotWritten,
+    /// A restart would not use the checkpoint. The guardian keeps the reason, if a restore was refused.
+    NotUsable,
+    /// No checkpoint was durable in time.
+    Late,
 }
 
 /// A report to the operator.
@@ -449,6 +420,8 @@ pub enum Notice {
     ChildFailed,
     /// The root is killed, because the subject has this fault.
     Faulted(Fault),
+    /// The requested restart is called off, and the program continues.
+    NotRestarted(NotRestarted),
     /// The limit on restarts was exceeded.
     GaveUp(RestartLimit),
     /// The restart waits for this time.

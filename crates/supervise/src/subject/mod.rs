@@ -17,8 +17,10 @@ mod checkpoints;
 mod death;
 mod event;
 mod prospect;
+mod requested;
 mod retries;
 mod run_time;
+mod survey;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -36,9 +38,11 @@ use retries::Retries;
 use event::BEGINNING;
 use run_time::RunTime;
 
+pub use survey::{FileChanges, FreshReason, Prospect, Survey};
+
 pub use event::{
-    Action, Death, End, Event, Failure, FileChanges, FreshReason, LateReason, NotTaken, Notice, Prospect,
-    RestoreError, Sliced, State, Step, Survey,
+    Action, Death, End, Event, Failure, LateReason, NotRestarted, NotTaken, Notice, RestoreError, Sliced,
+    State, Step, StopStep,
 };
 
 /// The decisions made before a run begins.
@@ -169,6 +173,7 @@ struct Incarnation {
     is_held: bool,
     /// Whether a process has requested a checkpoint that is not being taken yet.
     is_wanted: bool,
+    request: RestartRequest,
     /// The signal that has requested the end of the subject, and the time of the request.
     ending: Option<(Signal, Instant)>,
     /// The reason for which the root is being killed; `None` if the root is not being killed.
@@ -179,6 +184,15 @@ struct Incarnation {
     is_restored: bool,
     /// Whether files were rolled back since the death, to a checkpoint that could not be restored.
     files_went_back: bool,
+}
+
+/// A request to restart the subject from a checkpoint of this moment.
+#[derive(Clone, Copy, Default, Debug)]
+struct RestartRequest {
+    /// The time at which the request expires. `None` if no restart is requested, or if its checkpoint is being taken.
+    by: Option<Instant>,
+    /// The reason for which the root is killed when it is resumed, if the subject is stopped for the restart.
+    deferred_kill: Option<KilledFor>,
 }
 
 /// The end of an incarnation that has exited by itself, without success.
@@ -207,6 +221,7 @@ impl Incarnation {
             is_ready,
             is_held: false,
             is_wanted: false,
+            request: RestartRequest::default(),
             ending: None,
             killed_for: None,
             after: None,
@@ -242,7 +257,8 @@ impl Subject {
             self.after_end(&event, now);
             return Vec::new();
         }
-        if self.state.is_alive() && event != Event::Continued {
+        let is_stopped = matches!(self.state, State::Stopped { .. });
+        if self.state.is_alive() && !is_stopped && event != Event::Continued {
             self.run_time.see(now);
         }
         match event {
@@ -263,8 +279,15 @@ impl Subject {
             Event::Committed { sequence, oldest } => self.committed(now, sequence, oldest),
             Event::WriteFailed(sequence) => self.not_committed(now, sequence, true),
             Event::CalledOff(sequence) => self.not_committed(now, sequence, false),
-            Event::OutputSent => self.run_time.output_sent(now),
+            // The output of a stopped program was sent before the stop.
+            Event::OutputSent if is_stopped => self.run_time.output_sent(self.run_time.seen()),
+            Event::OutputSent if self.state.is_alive() => self.run_time.output_sent(now),
+            Event::OutputSent => {}
             Event::Differs(sequence) => self.suspicion.unusable(sequence),
+            Event::RestartRequested => self.restart_requested(now),
+            Event::Checked(survey) => self.checked(&survey),
+            Event::NotUsable => self.call_off(NotRestarted::NotUsable),
+            Event::HeldResumed => self.held_resumed(now),
             Event::EndRequested(signal) => self.end_requested(now, signal),
             Event::ChildFailed(signal) => self.kill(KilledFor::Child(signal)),
             Event::Faulted(fault) => self.kill(KilledFor::Fault(fault)),
@@ -302,8 +325,9 @@ impl Subject {
         match self.state {
             State::BackingOff(_, until) | State::Restoring { step: Step::Settling(until), .. } => Some(until),
             _ if self.retries.until().is_some() => self.retries.until(),
+            State::Stopped { step, .. } => step.until(),
             _ if self.can_take() => self.due_time(now),
-            _ => None,
+            _ => self.incarnation.request.by,
         }
     }
 
@@ -421,7 +445,15 @@ impl Subject {
         match self.state {
             State::BackingOff(death, until) if now >= until => self.begin_restore(death),
             State::Restoring { step: Step::Settling(until), .. } if now >= until => self.judge(),
-            _ if self.state.is_alive() => self.take_if_due(now),
+            State::Stopped { step, .. } => {
+                if step.until().is_some_and(|until| now >= until) {
+                    self.call_off(NotRestarted::Late);
+                }
+            }
+            _ if self.state.is_alive() => {
+                self.expire_request(now);
+                self.take_if_due(now);
+            }
             _ => self.actions.extend(self.retries.due(now)),
         }
     }

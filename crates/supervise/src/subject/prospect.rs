@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 use model::Sequence;
 
 use super::Subject;
-use super::event::{BEGINNING, FreshReason, Prospect, State, Survey};
+use super::event::{BEGINNING, State};
+use super::survey::{FreshReason, Prospect, Survey};
 use crate::status::ChangedFiles;
 
 impl Subject {
@@ -127,7 +128,8 @@ impl Subject {
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::{Action, End, Event, Failure, FileChanges, Notice, RestoreError};
+    use super::super::event::{Action, End, Event, Failure, Notice, RestoreError};
+    use super::super::survey::FileChanges;
     use super::super::{Beginning, Plan};
     use super::*;
     use crate::back_off::BackOffPlan;

@@ -124,6 +124,8 @@ pub enum SystemEvent {
         /// The way in which the run ended.
         end: End,
     },
+    /// The guardian kills an incarnation, because an operator has requested a restart from a checkpoint of this moment.
+    RestartRequested(ComponentId),
     /// A check of the guardian has found a fault of a component.
     Fault {
         /// The faulty component.

@@ -74,7 +74,7 @@ impl Supervisor {
             return;
         }
         component.state = ComponentState::Down { since: now, status };
-        if !component.is_ending && fault != Some(Fault::Group) {
+        if !component.is_ending && fault.is_none_or(Fault::is_own) {
             self.restart_group_of(id);
         }
     }
@@ -97,6 +97,14 @@ impl Supervisor {
             component.fault = Some(fault);
             component.complaints.clear();
             self.orders.push(Order::Fail(id, fault));
+        }
+    }
+
+    /// Records that an incarnation is being killed, because an operator has requested its restart.
+    pub(super) fn restart_requested(&mut self, id: ComponentId) {
+        let component = self.at_mut(id);
+        if component.state.is_alive() {
+            component.fault = Some(Fault::Requested);
         }
     }
 

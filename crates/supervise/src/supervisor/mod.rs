@@ -82,6 +82,7 @@ impl Supervisor {
             SystemEvent::Ready(id) => self.reported_ready(now, id),
             SystemEvent::Died { id, status } => self.died(now, id, status),
             SystemEvent::Ended { id, end } => self.ended(now, id, end),
+            SystemEvent::RestartRequested(id) => self.restart_requested(id),
             SystemEvent::Fault { id, fault } => self.fail(id, fault),
             SystemEvent::Complaint { about, by, weight } => self.complaint(now, about, by, weight),
         }

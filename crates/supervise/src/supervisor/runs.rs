@@ -87,7 +87,7 @@ impl Supervisor {
             End::Over(_) => self.stays_ended(id, end),
             End::GaveUp(_) | End::Failed(_) => self.gave_up(now, id, end),
         }
-        if was_alive && !was_asked_for && fault != Some(Fault::Group) {
+        if was_alive && !was_asked_for && fault.is_none_or(Fault::is_own) {
             self.restart_group_of(id);
         }
     }

@@ -265,6 +265,8 @@ fn of_checkpoints(component: &Component) -> Option<Mistake> {
     let keys = [
         ("every", component.every.as_ref().map(Spanned::span)),
         ("cost_max", component.cost_max.as_ref().map(Spanned::span)),
+        ("store_max", component.store_max.as_ref().map(Spanned::span)),
+        ("on_restore", component.on_restore.as_ref().filter(|_| !component.is_warm()).map(Spanned::span)),
     ];
     let (key, span) = keys.into_iter().find_map(|(key, span)| Some((key, span?)))?;
     let mistake = Mistake::new(span, format!("`{key}` is for components that are checkpointed"));
@@ -334,6 +336,8 @@ files = "rewind"
 files_back_max = "20s"
 files_undo_max = "2GiB"
 files_cost_max = 12.5
+store_max = "4GiB"
+on_restore = "true"
 stop_signal = "SIGINT"
 stop_timeout = "30s"
 success = [20, "SIGUSR1"]
@@ -391,7 +395,7 @@ strategy = "rest"
             (
                 "policy = \"stateless\"",
                 "polcy = \"stateless\"",
-                &["unknown key `polcy`", "a key `policy`", ":30:1"],
+                &["unknown key `polcy`", "a key `policy`", ":32:1"],
             ),
             ("policy = \"stateless\"", "zzz = 1", &["unknown key `zzz`", "the keys are command, policy"]),
             (
@@ -401,12 +405,12 @@ strategy = "rest"
             ),
             ("\"50ms\"", "\"50 minutess\"", &["is not of the form", ":9:9"]),
             ("every = \"50ms\"", "every = 50", &["invalid type: integer `50`", ":9:9"]),
-            ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "write `db`", ":31:10"]),
-            ("channels = { proxy =", "channels = { bd =", &["no component `bd`", "write `db`", ":32:14"]),
+            ("needs = [\"db\"]", "needs = [\"bd\"]", &["no component `bd`", "write `db`", ":33:10"]),
+            ("channels = { proxy =", "channels = { bd =", &["no component `bd`", "write `db`", ":34:14"]),
             ("needs = [\"db\"]", "needs = [\"web\"]", &["`web` needs itself"]),
             ("needs = [\"db\"]", "needs = [\"db\", \"db\"]", &["`db` is needed twice"]),
             ("needs = [\"db\"]", "needs = [\"proxy\"]", &["in a circle: proxy -> web -> proxy"]),
-            ("[\"python3\", \"web.py\"]", "[]", &["the command is empty", ":29:11"]),
+            ("[\"python3\", \"web.py\"]", "[]", &["the command is empty", ":31:11"]),
             ("command = [\"proxy\"]\n", "", &["missing field `command`"]),
             (
                 "tcp = \"127.0.0.1:7801\", ",
@@ -456,6 +460,18 @@ strategy = "rest"
                 assert!(said.contains(words), "{wrong}: {words:?} is missing in\n{said}");
             }
             assert!(said.contains("system.toml:") && said.contains('^'), "{said}");
+        }
+    }
+
+    #[test]
+    fn keys_of_checkpoints_are_for_components_with_checkpoints() {
+        for (part, wrong, expected) in [
+            ("warm = true", "store_max = \"1GiB\"", "`store_max` is for components"),
+            ("warm = true", "on_restore = \"true\"", "`on_restore` is for components"),
+            ("\"4GiB\"", "\"4GB\"", "\"4GB\" is not of the form \"512MiB\""),
+        ] {
+            let said = shown(&SHOP.replacen(part, wrong, 1));
+            assert!(said.contains(expected), "{wrong}: {said}");
         }
     }
 

@@ -16,7 +16,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::values::{Percent, PercentLimit, Rate, Size, StopSignal, SuccessfulEnd, Time, TimeRange};
+use super::values::{
+    Percent, PercentLimit, Rate, Size, SizeLimit, StopSignal, SuccessfulEnd, Time, TimeRange,
+};
 use crate::status::{ChangedFiles, Success};
 
 /// The content of a system file.
@@ -123,6 +125,13 @@ pub struct Component {
     /// interval grows. Default: 10; no limit with `output = "committed"`.
     #[schemars(with = "Option<PercentLimit>")]
     pub cost_max: Option<Spanned<PercentLimit>>,
+    /// The maximum size of the checkpoints in the store, or `"off"`. Beyond it, fewer old checkpoints are kept. Default:
+    /// four times the memory of the component, and 64 MiB.
+    #[schemars(with = "Option<SizeLimit>")]
+    pub store_max: Option<Spanned<SizeLimit>>,
+    /// A shell command that runs after each restore, before the component goes on.
+    #[schemars(with = "Option<String>")]
+    pub on_restore: Option<Spanned<String>>,
     /// The signal that requests the end of the component: a name like `SIGINT`, or a number. Default: SIGTERM.
     #[serde(default)]
     pub stop_signal: StopSignal,

@@ -19,4 +19,6 @@ pub use self::description::{
 };
 pub use self::mistake::{Mistake, Mistakes};
 pub use self::revision::ComponentChanges;
-pub use self::values::{Percent, PercentLimit, Rate, Size, StopSignal, SuccessfulEnd, Time, TimeRange};
+pub use self::values::{
+    Percent, PercentLimit, Rate, Size, SizeLimit, StopSignal, SuccessfulEnd, Time, TimeRange,
+};

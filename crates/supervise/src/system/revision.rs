@@ -53,6 +53,8 @@ impl Component {
                 ("files_undo_max", self.files_undo_max != new.files_undo_max),
                 ("files_cost_max", self.files_cost_max != new.files_cost_max),
                 ("cost_max", self.cost_max != new.cost_max),
+                ("store_max", self.store_max != new.store_max),
+                ("on_restore", self.on_restore != new.on_restore),
                 ("success", self.success != new.success),
                 ("restart", self.restart != new.restart),
             ]),
@@ -123,7 +125,7 @@ mod tests {
         type Of = fn(&ComponentChanges) -> &Vec<&'static str>;
         let (process, next_run, at_once): (Of, Of, Of) =
             (|changes| &changes.process, |changes| &changes.next_run, |changes| &changes.at_once);
-        let cases: [(&str, &str, Of, &str); 18] = [
+        let cases: [(&str, &str, Of, &str); 20] = [
             ("", "environment = { A = \"1\" }", process, "environment"),
             ("log = \"a\"", "log = \"b\"", process, "log"),
             ("", "directory = \"/tmp\"", process, "directory"),
@@ -146,6 +148,18 @@ mod tests {
                 "policy = \"checkpointed\"\nfiles_cost_max = 20",
                 next_run,
                 "files_cost_max",
+            ),
+            (
+                "policy = \"checkpointed\"",
+                "policy = \"checkpointed\"\nstore_max = \"off\"",
+                next_run,
+                "store_max",
+            ),
+            (
+                "policy = \"checkpointed\"",
+                "policy = \"checkpointed\"\non_restore = \"x\"",
+                next_run,
+                "on_restore",
             ),
         ];
         for (old, new, of, key) in cases {

@@ -184,6 +184,37 @@ impl TryFrom<PercentOrOff> for PercentLimit {
     }
 }
 
+/// A limit of a size: a size like `"4GiB"`, or `"off"` for no limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub enum SizeLimit {
+    /// The maximum size.
+    Size(Size),
+    /// There is no limit.
+    Off,
+}
+
+impl TryFrom<String> for SizeLimit {
+    type Error = Malformed;
+
+    fn try_from(text: String) -> Result<Self, Malformed> {
+        match text.as_str() {
+            "off" => Ok(Self::Off),
+            _ => Size::try_from(text).map(Self::Size),
+        }
+    }
+}
+
+impl JsonSchema for SizeLimit {
+    fn schema_name() -> Cow<'static, str> {
+        "SizeLimit".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "examples": ["4GiB", "off"] })
+    }
+}
+
 impl JsonSchema for PercentLimit {
     fn schema_name() -> Cow<'static, str> {
         "PercentLimit".into()

@@ -58,6 +58,20 @@ pub(super) struct Judge {
     seen: Instant,
     /// Whether the subject has exited again with the code of the previous incarnation.
     has_ended_again: bool,
+    stop: Stop,
+}
+
+/// The stop of a subject for a requested restart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stop {
+    None,
+    /// The last checkpoint is being taken.
+    Taking,
+    /// The subject is stopped after this checkpoint.
+    Stopped(Sequence),
+    Resuming,
+    /// The subject is killed, and must be restored from this checkpoint.
+    Killed(Sequence),
 }
 
 /// An event, or the resulting actions with the new state.
@@ -126,6 +140,7 @@ impl Judge {
             sent: None,
             seen: base,
             has_ended_again: false,
+            stop: Stop::None,
         }
     }
 
@@ -169,6 +184,7 @@ impl Judge {
     /// Records an event, before the subject handles the event.
     pub(super) fn received(&mut self, now: Instant, event: &Event) {
         self.keep_time(now, event);
+        self.keep_stop(event);
         match event {
             Event::Taken { .. } | Event::Scanned { .. } | Event::NotTaken(_) => self.is_taking = false,
             Event::LogLost => self.is_taking = false,
@@ -201,6 +217,18 @@ impl Judge {
         self.show(now, Recorded::Event(event.clone()));
     }
 
+    /// Keeps the stop of the subject for a requested restart.
+    fn keep_stop(&mut self, event: &Event) {
+        self.stop = match (self.stop, event) {
+            (Stop::Taking, Event::Taken { .. }) => self.used.map_or(Stop::None, Stop::Stopped),
+            (Stop::Taking, Event::Scanned { .. } | Event::NotTaken(_) | Event::LogLost)
+            | (Stop::Stopped(_) | Stop::Resuming, Event::Died { .. } | Event::HeldResumed)
+            // After the death, an operator can request the end, or a process cannot be ended.
+            | (Stop::Killed(_), Event::EndRequested(_) | Event::Failed | Event::StepFailed(_)) => Stop::None,
+            (stop, _) => stop,
+        };
+    }
+
     /// Keeps the times at which checkpoints were taken.
     fn keep_time(&mut self, now: Instant, event: &Event) {
         let shift = match (event, self.work) {
@@ -209,10 +237,11 @@ impl Judge {
                 Duration::ZERO
             }
             (Event::OutputSent, _) if self.state.is_alive() => {
-                self.sent = Some(now);
+                self.sent = Some(if self.is_stopped() { self.seen } else { now });
                 Duration::ZERO
             }
-            (Event::Continued, _) if self.state.is_alive() => now - self.seen,
+            (Event::Continued | Event::HeldResumed, _) if self.state.is_alive() => now - self.seen,
+            (Event::Died { .. }, _) if self.is_stopped() => now - self.seen,
             (Event::Restored, Some(Work::Restore(sequence))) => {
                 self.taken.get(&sequence).map_or(Duration::ZERO, |taken| now - *taken)
             }
@@ -227,9 +256,13 @@ impl Judge {
             // The restored program has not sent this output yet.
             self.sent = self.sent.filter(|sent| *sent <= now);
         }
-        if self.state.is_alive() {
+        if self.state.is_alive() && !self.is_stopped() || *event == Event::HeldResumed {
             self.seen = now;
         }
+    }
+
+    fn is_stopped(&self) -> bool {
+        matches!(self.state, State::Stopped { .. })
     }
 
     /// Asserts that setting files back to a checkpoint discards no more than the plan permits.
@@ -260,8 +293,11 @@ impl Judge {
             let clear = matches!(action, Action::Clear | Action::Survey | Action::LeaveBehind { .. });
             clear || matches!(action, Action::Restore(_) | Action::Start { .. })
         };
-        let is_of_living =
-            |action: &Action| matches!(action, Action::Take(_) | Action::KillRoot | Action::Signal(_));
+        let is_of_living = |action: &Action| {
+            let takes = matches!(action, Action::Take(_) | Action::TakeAndHold(_) | Action::Check(_));
+            let kills = matches!(action, Action::KillRoot | Action::Signal(_));
+            takes || kills || matches!(action, Action::KillHeld | Action::ResumeHeld)
+        };
         let contradict = actions.iter().any(is_of_dead) && actions.iter().any(is_of_living);
         self.assert(!contradict, "actions for a living subject and for a dead one");
         for action in actions {
@@ -284,18 +320,25 @@ impl Judge {
         let is_alive = subject.state().is_alive();
         let is_of_checkpoints = matches!(
             action,
-            Action::Take(_) | Action::Survey | Action::LeaveBehind { .. } | Action::Restore(_)
+            Action::Take(_)
+                | Action::TakeAndHold(_)
+                | Action::Survey
+                | Action::LeaveBehind { .. }
+                | Action::Restore(_)
         );
         self.assert(self.plan.every.is_some() || !is_of_checkpoints, "there are no checkpoints");
         match action {
-            Action::Take(sequence) => {
-                self.assert(self.fault.is_none(), "a checkpoint is taken of a faulty subject");
-                let is_free = !self.is_taking && !self.is_opening && self.work.is_none();
-                self.assert(is_free && is_alive, "a checkpoint is taken beside other work");
-                self.assert(self.state != State::Held, "a checkpoint is taken of a held subject");
-                self.assert(self.used.is_none_or(|used| used <= *sequence), "a number is used again");
-                self.assert(subject.in_flight().len() < self.plan.in_flight_max, "too many in flight");
-                (self.is_taking, self.used) = (true, Some(*sequence));
+            Action::Take(sequence) | Action::TakeAndHold(sequence) => {
+                self.check_take(*sequence, subject, matches!(action, Action::TakeAndHold(_)));
+            }
+            Action::Check(sequence) => {
+                let is_durable = store.contains(sequence) && self.stop == Stop::Stopped(*sequence);
+                self.assert(is_durable, "a checkpoint is checked that is not that of the stop");
+            }
+            Action::KillHeld => self.check_kill_held(),
+            Action::ResumeHeld => {
+                self.assert(matches!(self.stop, Stop::Stopped(_)), "a subject that runs is resumed");
+                self.stop = Stop::Resuming;
             }
             Action::OpenLog => {
                 self.assert(!self.is_taking && !self.is_opening, "the log is opened beside other work");
@@ -311,23 +354,7 @@ impl Judge {
                 self.begin_work(Work::Restore(*sequence), is_alive);
                 self.death.tried = Some(*sequence);
             }
-            Action::Start { is_with_files, why } => {
-                self.assert(self.plan.can_start, "an adopted program is started");
-                let goes_back = self.plan.files == ChangedFiles::Rewind && self.death.reaches_beginning;
-                self.assert(!is_with_files || goes_back, "files go back where they cannot");
-                if *is_with_files {
-                    self.check_age(BEGINNING);
-                } else if self.plan.files == ChangedFiles::Rewind {
-                    let is_untouched = match why {
-                        // Only the last attempt is known here. It has changed no file.
-                        Some(FreshReason::FilesStay(_)) => true,
-                        _ => self.death.tried.is_none(),
-                    };
-                    self.assert(is_untouched, "the program begins beside files of a later checkpoint");
-                }
-                self.assert(subject.in_flight().len() == 0, "a start beside checkpoints in flight");
-                self.begin_work(Work::Start, is_alive);
-            }
+            Action::Start { is_with_files, why } => self.check_start(*is_with_files, *why, subject),
             Action::Report(Notice::Faulted(fault)) => {
                 self.assert(is_alive && self.fault.is_none(), "a subject is killed twice for faults");
                 self.fault = Some(*fault);
@@ -349,6 +376,45 @@ impl Judge {
         }
     }
 
+    fn check_take(&mut self, sequence: Sequence, subject: &Subject, is_held: bool) {
+        self.assert(self.fault.is_none(), "a checkpoint is taken of a faulty subject");
+        let is_free = !self.is_taking && !self.is_opening && self.work.is_none();
+        self.assert(is_free && subject.state().is_alive(), "a checkpoint is taken beside other work");
+        self.assert(self.state != State::Held, "a checkpoint is taken of a held subject");
+        self.assert(self.used.is_none_or(|used| used <= sequence), "a number is used again");
+        self.assert(subject.in_flight().len() < self.plan.in_flight_max, "too many in flight");
+        self.assert(self.stop == Stop::None, "a checkpoint is taken beside a requested restart");
+        (self.is_taking, self.used) = (true, Some(sequence));
+        if is_held {
+            self.assert(subject.in_flight().len() == 0, "a stopped subject waits for older checkpoints");
+            self.stop = Stop::Taking;
+        }
+    }
+
+    fn check_kill_held(&mut self) {
+        let Stop::Stopped(sequence) = self.stop else { self.fail("a subject that runs is killed") };
+        self.stop = Stop::Killed(sequence);
+    }
+
+    fn check_start(&mut self, is_with_files: bool, why: Option<FreshReason>, subject: &Subject) {
+        self.assert(!matches!(self.stop, Stop::Killed(_)), "a requested restart loses all work");
+        self.assert(self.plan.can_start, "an adopted program is started");
+        let goes_back = self.plan.files == ChangedFiles::Rewind && self.death.reaches_beginning;
+        self.assert(!is_with_files || goes_back, "files go back where they cannot");
+        if is_with_files {
+            self.check_age(BEGINNING);
+        } else if self.plan.files == ChangedFiles::Rewind {
+            let is_untouched = match why {
+                // Only the last attempt is known here. It has changed no file.
+                Some(FreshReason::FilesStay(_)) => true,
+                _ => self.death.tried.is_none(),
+            };
+            self.assert(is_untouched, "the program begins beside files of a later checkpoint");
+        }
+        self.assert(subject.in_flight().len() == 0, "a start beside checkpoints in flight");
+        self.begin_work(Work::Start, subject.state().is_alive());
+    }
+
     fn check_restore(
         &mut self,
         sequence: Sequence,
@@ -356,6 +422,9 @@ impl Judge {
         store: &BTreeSet<Sequence>,
         exact: &BTreeSet<Sequence>,
     ) {
+        if let Stop::Killed(last) = std::mem::replace(&mut self.stop, Stop::None) {
+            self.assert(last == sequence, "a requested restart loses work");
+        }
         let is_exact = self.plan.files != ChangedFiles::Rewind || exact.contains(&sequence);
         self.assert(store.contains(&sequence), "a checkpoint is restored that is not committed");
         self.assert(is_exact, "a checkpoint is restored that files cannot be rolled back to");
@@ -404,6 +473,7 @@ impl Judge {
             }
             State::Ended(End::Over(_)) => {
                 let is_meant = match self.death.fault {
+                    Some(Fault::Requested) => false,
                     Some(_) => self.plan.restart == RestartPolicy::Never,
                     None => !self.plan.restart.restarts(self.death.status, self.plan.success),
                 };

@@ -13,8 +13,8 @@ use fastrand::Rng;
 use model::{Sequence, Signal};
 use undying_supervise::{
     Action, BackOffPlan, Beginning, ChangedFiles, CostLimit, End, Event, Fault, FileChanges, FreshReason,
-    NotTaken, Notice, Plan, RestartLimit, RestartPolicy, RestoreError, Sliced, State, Subject, SubjectStatus,
-    Success, Survey,
+    NotTaken, Notice, Plan, RestartLimit, RestartPolicy, RestoreError, Sliced, State, StopStep, Subject,
+    SubjectStatus, Success, Survey,
 };
 
 use super::judge::Judge;
@@ -58,13 +58,15 @@ pub(super) struct Counts {
     failed: u64,
     too_old: u64,
     ended_again: u64,
+    requested: u64,
+    called_off: u64,
 }
 
 impl Counts {
-    fn all(&mut self) -> [&mut u64; 15] {
+    fn all(&mut self) -> [&mut u64; 17] {
         let Self { steps, checkpoints, deaths, restores, failed_restores, fresh_starts, .. } = self;
         let Self { back_offs, guardian_restarts, faults, logs_lost, ended, gave_up, failed, .. } = self;
-        let Self { too_old, ended_again, .. } = self;
+        let Self { too_old, ended_again, requested, called_off, .. } = self;
         [
             steps,
             checkpoints,
@@ -81,6 +83,8 @@ impl Counts {
             failed,
             too_old,
             ended_again,
+            requested,
+            called_off,
         ]
     }
 
@@ -100,6 +104,8 @@ impl Counts {
         self.failed += other.failed;
         self.too_old += other.too_old;
         self.ended_again += other.ended_again;
+        self.requested += other.requested;
+        self.called_off += other.called_off;
     }
 
     /// Asserts that each counted event has occurred. An event that never occurs is not tested.
@@ -139,6 +145,8 @@ pub(super) struct World {
     /// The next sequence number. All used numbers are lower.
     next: Sequence,
     child_failed_at: Option<Sequence>,
+    /// The list of checkpoints that was checked before a requested death. No list after the death differs from it.
+    checked: Option<Survey>,
     plan: Plan,
 }
 
@@ -165,6 +173,7 @@ impl World {
             store,
             next,
             child_failed_at: None,
+            checked: None,
             plan,
         }
     }
@@ -217,6 +226,12 @@ impl World {
                 }
             }
             Coming::ChildFailure if self.is_alive() => {
+                let is_killing =
+                    matches!(self.subject.state(), State::Stopped { step: StopStep::Killing, .. });
+                if is_killing {
+                    // The children are killed together with the root.
+                    return self.report(Event::ChildFailed(Signal(9)));
+                }
                 self.child_failed_at
                     .get_or_insert(Sequence(self.next.get().saturating_sub(self.random.u64(..2))));
                 self.report(Event::ChildFailed(Signal(11)));
@@ -246,6 +261,16 @@ impl World {
                 _ => Event::NotTaken(NotTaken::Dying),
             };
             self.report(event);
+        }
+        // The death is reported when no thread of the guardian traces or checks the subject.
+        while let Some(index) = self.coming.iter().position(|(_, thing)| answers_stop(thing)) {
+            let (_, thing) = self.coming.swap_remove(index);
+            if let Coming::Report(event) = thing {
+                self.report(event);
+            }
+        }
+        if !self.is_alive() {
+            return;
         }
         self.counts.deaths += 1;
         let failed_at = self.child_failed_at.take().unwrap_or(self.next);
@@ -328,6 +353,7 @@ impl World {
         let others = [
             (20, Coming::Report(Event::Ready)),
             (3, Coming::Report(Event::Wanted)),
+            (3, Coming::Report(Event::RestartRequested)),
             (2, Coming::Report(Event::Holds(true))),
             (2, Coming::Report(Event::Continued)),
             (1, Coming::Report(Event::OutputSent)),
@@ -347,7 +373,7 @@ impl World {
 
     fn carry_out(&mut self, action: &Action) {
         match action {
-            Action::Take(_) => {
+            Action::Take(_) | Action::TakeAndHold(_) => {
                 let answer = self.answer_to_take();
                 self.come_soon(Coming::Report(answer));
             }
@@ -360,6 +386,23 @@ impl World {
                 self.come_later(Coming::Report(answer));
             }
             Action::KillRoot => self.come_soon(Coming::Death(SubjectStatus::Killed(Signal(9)))),
+            Action::Check(_) => {
+                let event = match self.random.u8(..8) {
+                    0 => Event::NotUsable,
+                    _ => Event::Checked(self.survey()),
+                };
+                self.checked = if let Event::Checked(survey) = &event { Some(survey.clone()) } else { None };
+                self.come_soon(Coming::Report(event));
+            }
+            Action::KillHeld => {
+                self.counts.requested += 1;
+                self.come_soon(Coming::Death(SubjectStatus::Killed(Signal(9))));
+            }
+            Action::ResumeHeld => {
+                self.checked = None;
+                self.counts.called_off += 1;
+                self.come_soon(Coming::Report(Event::HeldResumed));
+            }
             Action::Signal(signal) => self.come_soon(Coming::Death(SubjectStatus::Killed(*signal))),
             Action::Clear => {
                 let event = match self.random.u8(..100) {
@@ -375,7 +418,7 @@ impl World {
                     self.come_soon(Coming::Report(event));
                     return;
                 }
-                let survey = self.survey();
+                let survey = self.checked.take().unwrap_or_else(|| self.survey());
                 self.judge.surveyed(&survey);
                 self.come_soon(Coming::Report(Event::Surveyed(survey)));
             }
@@ -526,6 +569,10 @@ impl World {
         let at = self.now + Duration::from_micros(self.random.u64(..20_000));
         self.coming.push((at, thing));
     }
+}
+
+fn answers_stop(thing: &Coming) -> bool {
+    matches!(thing, Coming::Report(Event::Checked(_) | Event::NotUsable | Event::HeldResumed))
 }
 
 fn answers_take(event: &Event) -> bool {

@@ -133,6 +133,10 @@ impl Judge {
                 let known = &mut self.known[about.index()];
                 known.complaints.push((now, by, weight.get()));
             }
+            SystemEvent::RestartRequested(id) => {
+                let known = &mut self.known[id.index()];
+                known.fault = known.alive.and(Some(Fault::Requested));
+            }
             SystemEvent::Due | SystemEvent::Fault { .. } => {}
         }
         None
@@ -167,7 +171,7 @@ impl Judge {
         known.is_ready = false;
         known.complaints.clear();
         let fault = known.fault.take();
-        (was_alive && fault != Some(Fault::Group)).then_some(id.index())
+        (was_alive && fault.is_none_or(Fault::is_own)).then_some(id.index())
     }
 
     fn check_order(

@@ -201,7 +201,8 @@ impl World {
             0..4 => SystemEvent::Start(id),
             4..8 => SystemEvent::Stop(id),
             8..12 => SystemEvent::Restart(id),
-            12..15 => SystemEvent::Up,
+            12..14 => SystemEvent::Up,
+            14 => return self.restart_with_state(id),
             15 if self.random.u8(..8) == 0 => SystemEvent::Down,
             15..22 => SystemEvent::Fault { id, fault: CHECKED[self.random.usize(..CHECKED.len())] },
             _ => {
@@ -213,6 +214,18 @@ impl World {
             }
         };
         self.report(event);
+    }
+
+    /// Kills a living component for a requested restart.
+    fn restart_with_state(&mut self, id: ComponentId) {
+        let process = &mut self.processes[id.index()];
+        if !process.is_alive || process.is_asked_to_end || process.is_killed_for.is_some() {
+            return;
+        }
+        process.is_killed_for = Some(Fault::Requested);
+        let incarnation = process.incarnation;
+        self.come(20, Coming::Death { id, incarnation, status: KILLED });
+        self.report(SystemEvent::RestartRequested(id));
     }
 
     fn happen(&mut self, thing: Coming) {
@@ -238,7 +251,7 @@ impl World {
         self.counts.deaths += 1;
         let spec = &self.spec.components[id.index()];
         let process = &mut self.processes[id.index()];
-        let is_own = process.is_killed_for.take() != Some(Fault::Group);
+        let is_own = process.is_killed_for.take().is_none_or(Fault::is_own);
         (process.is_alive, process.incarnation) = (false, process.incarnation + 1);
         let run = process.run;
         let is_over = process.is_asked_to_end || spec.policy == Policy::Never;

@@ -110,7 +110,7 @@ impl StoppedTree {
     }
 
     /// Kills every process and reaps every thread. The kernel notifies the parents only after all threads are
-    /// reaped.
+    /// reaped. A child of this program stays a zombie, and keeps its pid, until this program reaps it as the parent.
     pub fn kill(mut self) -> Result<(), Error> {
         for process in &self.processes {
             match sys::signal::send(process.pid, KILL) {
@@ -121,7 +121,13 @@ impl StoppedTree {
         for process in &self.processes {
             // The kernel reports the end of a leader only after the other threads of the process are reaped.
             for thread in process.threads.iter().rev() {
-                await_end(thread.tid())?;
+                if tracer::is_child(process.pid, thread.tid()) {
+                    await_zombie(thread.tid())?;
+                } else {
+                    await_end(thread.tid())?;
+                }
+                // A restored process can get the same number.
+                tracer::record_lost(thread.tid());
             }
         }
         // No thread is left to resume.
@@ -150,6 +156,19 @@ fn await_end(tid: Tid) -> Result<(), Error> {
         match ptrace::wait(tid) {
             Ok(WaitStatus::Stopped(_)) => {}
             Ok(_) => return Ok(()),
+            Err(error) if matches!(error.errno, Errno::ECHILD | Errno::ESRCH) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Waits until a killed child of this program has ended. Does not reap the child.
+fn await_zombie(tid: Tid) -> Result<(), Error> {
+    loop {
+        match ptrace::await_change(tid) {
+            Ok(Some(WaitStatus::Stopped(_))) => std::thread::yield_now(),
+            Ok(None) => {}
+            Ok(Some(_)) => return Ok(()),
             Err(error) if matches!(error.errno, Errno::ECHILD | Errno::ESRCH) => return Ok(()),
             Err(error) => return Err(error),
         }

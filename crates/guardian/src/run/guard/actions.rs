@@ -16,6 +16,7 @@ use supervise::{Action, Event, FreshReason, LateReason, Notice, RestartLimit, St
 use super::super::blame;
 use super::super::rebuild::{Attempt, Rebuild};
 use super::super::request::Guarded;
+use super::super::tracer::LetGo;
 use super::super::watching::BEGINNING;
 use super::parts::{After, Guard, Progress};
 use crate::error::{GuardianError, Result};
@@ -48,7 +49,11 @@ impl Guard {
 
     fn carry_out(&mut self, action: Action) -> Result<Option<Event>> {
         match action {
-            Action::Take(sequence) => return Ok(self.take(sequence)),
+            Action::Take(sequence) => return Ok(self.take(sequence, false)),
+            Action::TakeAndHold(sequence) => return Ok(self.take(sequence, true)),
+            Action::Check(sequence) => self.check_last(sequence),
+            Action::KillHeld => self.taking.tracer.let_go(LetGo::Kill),
+            Action::ResumeHeld => self.taking.tracer.let_go(LetGo::Resume),
             Action::OpenLog => self.taking.tracer.open_again(),
             Action::KillRoot => self.rebuild.subject.signal(KILL)?,
             Action::Signal(signal) => self.rebuild.subject.ask_to_end(signal)?,
@@ -63,7 +68,7 @@ impl Guard {
         Ok(None)
     }
 
-    fn take(&mut self, sequence: Sequence) -> Option<Event> {
+    fn take(&mut self, sequence: Sequence, is_held: bool) -> Option<Event> {
         if self.taking.tracer.log().is_none_or(|log| log.check().is_err()) {
             self.receive_completions();
             self.taking.pending.clear();
@@ -72,16 +77,22 @@ impl Guard {
         let options = CheckpointOptions {
             kill: false,
             lose_connections: self.request.lose_connections,
+            keep_connections: is_held,
             name: self.claim.name.to_string(),
             sequence,
             inherited: self.rebuild.streams.identities(),
         };
         self.requests.taking(sequence);
         let is_wanted = matches!(self.driver.machine.state(), State::Checkpointing { is_wanted: true, .. });
-        if let Some(watching) = self.rebuild.watching().filter(|_| is_wanted) {
+        if let Some(watching) = self.rebuild.watching().filter(|_| is_wanted || is_held) {
             watching.watch.demand_exact();
         }
-        self.taking.tracer.take(self.rebuild.subject.key(), options);
+        let root = self.rebuild.subject.key();
+        if is_held {
+            self.taking.tracer.take_and_hold(root, options);
+        } else {
+            self.taking.tracer.take(root, options);
+        }
         None
     }
 
@@ -115,6 +126,7 @@ impl Guard {
                 }
             }
             Notice::Faulted(fault) => self.report(RunEvent::Faulted { pid: pid.get(), fault }),
+            Notice::NotRestarted(why) => self.not_restarted(why),
             Notice::GaveUp(RestartLimit { count, window }) => {
                 let within_us = time::microseconds(window);
                 self.report(RunEvent::GaveUp { restarts: count, within_us });
@@ -139,6 +151,7 @@ impl Guard {
                 let (pid, took_us) = (pid.get(), time::microseconds(took));
                 let age_us = age.map(time::microseconds);
                 self.voice.record.facts.restored_age_us = age_us;
+                self.driver.restart.restored(sequence);
                 self.report(RunEvent::Restored { pid, seq: sequence.get(), took_us, age_us });
                 self.voice.redraws = true;
             }
@@ -151,7 +164,7 @@ impl Guard {
     }
 
     /// Orders work from a worker. Afterwards, `after` handles the result in the guard.
-    fn order<T: Send + 'static>(
+    pub(super) fn order<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&Rebuild) -> T + Send + 'static,
         after: impl FnOnce(&mut Self, T) -> Result<Event> + Send + 'static,
@@ -271,6 +284,7 @@ impl Guard {
     fn started(&mut self, why: Option<FreshReason>) {
         self.tree.departed.forget();
         let why = why.map(|why| self.words_of(why));
+        self.driver.restart.started_anew(why.as_deref());
         if let Some(why) = &why {
             let time = self.time();
             self.voice.record.facts.fresh = Some(FreshReport { reason: why.clone(), time });

@@ -23,10 +23,12 @@ use super::super::claim::{Claim, UNDO_DIRECTORY};
 use super::super::connections::IdleConnections;
 use super::super::departed::Departed;
 use super::super::leftovers::{self, descendants};
+use super::super::living_root;
 use super::super::mapped_files::MappedFiles;
 use super::super::output::HeldOutput;
 use super::super::rebuild::{Rebuild, Shared, spawn};
 use super::super::request::{Guarded, RunRequest};
+use super::super::requested_restart::RequestedRestart;
 use super::super::requests::Requests;
 use super::super::tracer::{Place, Tracer, Tracking};
 use super::super::watching::{self, Choice, FileWatch, Watching};
@@ -140,7 +142,7 @@ fn run_or_adopt(
         (Guarded::Process(pid), None) => Err(engine::EngineError::NoProcess(*pid).into()),
         (Guarded::Command(words), None) => {
             end_leftovers(request, claim)?;
-            let requests = Requests::open(None)?;
+            let requests = Requests::open(mark_before(request, claim).as_deref())?;
             let subject = spawn(words, host, (&request.launch, streams), requests.name(), calls)?;
             Ok((subject, requests, store.next_sequence(&claim.name)?))
         }
@@ -228,6 +230,7 @@ impl Driver {
             last_error: None,
             signals: VecDeque::new(),
             progress: Progress::Own,
+            restart: RequestedRestart::default(),
         }
     }
 }
@@ -373,8 +376,16 @@ fn end_leftovers(request: &RunRequest, claim: &Claim) -> Result<()> {
     }
 }
 
+/// Returns the mark of the earlier processes of a component: the name of their socket for requests. The next processes
+/// get the same mark. If the status cannot be written any more, the next guardian finds them by this mark.
+fn mark_before(request: &RunRequest, claim: &Claim) -> Option<String> {
+    let record = Record::read(&claim.directory).ok().flatten();
+    Some(record.filter(|record| request.ends_tree && record.is_of_this_boot())?.requests)
+}
+
 /// Adopts a running process. If its last guardian has recorded this very process, two recorded values are reused. These
-/// are the name of the request socket, which the process knows, and the first checkpoint of the process.
+/// are the name of the request socket, which the process knows, and the first checkpoint of the process. If only the mark
+/// shows that the process belongs to the subject, the record can be old, and only the name is reused.
 fn adopt(pid: Pid, request: &RunRequest, store: &Store, claim: &Claim) -> Result<Begun> {
     let subject = Subject::stranger(pid).map_err(|_| engine::EngineError::NoProcess(pid))?;
     if request.runs_already.is_some_and(|expected| expected != subject.key()) {
@@ -385,8 +396,10 @@ fn adopt(pid: Pid, request: &RunRequest, store: &Store, claim: &Claim) -> Result
     }
     let before = Record::read(&claim.directory).ok().flatten();
     let same = |record: &Record| record.has_root() && record.root == ProcessName::of(subject.key());
+    let is_known = |record: &Record| same(record) || living_root::has_mark(pid, &record.requests);
+    let recorded = before.as_ref().filter(|record| is_known(record)).map(|record| record.requests.as_str());
+    let requests = Requests::open(recorded)?;
     let before = before.filter(same);
-    let requests = Requests::open(before.as_ref().map(|record| record.requests.as_str()))?;
     let first = match before {
         Some(record) => Sequence(record.first_sequence),
         None => store.next_sequence(&claim.name)?,

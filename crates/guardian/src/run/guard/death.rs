@@ -83,6 +83,7 @@ impl Guard {
         self.voice.record.root = ProcessName::of(self.rebuild.subject.key());
         self.voice.record.first_sequence = self.driver.machine.first_sequence().get();
         self.write_record();
+        self.answer_restarts();
         self.receive_child_failures()
     }
 
@@ -110,6 +111,7 @@ impl Guard {
             events.into_iter().for_each(|event| self.report(event));
         }
         let outcome = self.outcome();
+        self.answer_restarts();
         self.connections.end();
         for news in self.taking.tracer.leave_subject() {
             self.note_news(news);

@@ -11,6 +11,7 @@ mod death;
 mod news;
 mod outlook;
 mod parts;
+mod requested;
 mod rewind;
 mod turn;
 

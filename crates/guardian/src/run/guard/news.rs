@@ -19,7 +19,7 @@ use tracee::procfs;
 
 use super::super::connections::IdleConnections;
 use super::super::reasons::Reasons;
-use super::super::tracer::{News, TakenNews};
+use super::super::tracer_news::{News, TakenNews};
 use super::parts::Guard;
 use crate::error::GuardianError;
 use crate::event::reason::headline;
@@ -39,6 +39,7 @@ impl Guard {
                 self.requests.not_taken(self.driver.machine.next_sequence());
                 self.feed(Event::NotTaken(NotTaken::Behind));
             }
+            News::LetGo => self.note_let_go(),
             News::Opened(_) => {
                 self.feed(Event::LogOpened);
                 self.hold_newest();
@@ -96,6 +97,7 @@ impl Guard {
             self.requests.taking(next);
         }
         self.requests.answer_for(next, &refusal(error));
+        self.driver.restart.note_failure(error);
         // The death of the subject is no reason against checkpoints. The event loop detects the death itself.
         let is_dying = self.rebuild.subject.has_ended();
         self.feed(match (was_taking, is_dying) {
@@ -140,7 +142,8 @@ impl Guard {
     pub(super) fn keep_idle(&mut self, connections: Vec<Arc<OwnedFd>>) {
         let interval = self.driver.machine.longer_interval().or(self.request.every);
         let is_often = interval.is_some_and(|interval| interval <= IdleConnections::INTERVAL_MAX);
-        let kept = if is_often && !self.request.once { connections } else { Vec::new() };
+        let is_kept = is_often && !self.request.once || self.is_stopped();
+        let kept = if is_kept { connections } else { Vec::new() };
         self.connections.renew(kept);
         self.voice.record.facts.connections.idle = self.connections.sockets().len();
     }
@@ -194,6 +197,7 @@ impl Guard {
         self.voice.record.facts.slices = SlicesReport::of(taken.slices);
         self.note_pauses();
         self.voice.journal.set(&self.voice.record);
+        self.report_stop();
         if let Some(completion) = self.taking.early.take() {
             self.note_completion(completion);
         }
@@ -255,6 +259,7 @@ impl Guard {
                 }
                 let error = error.into();
                 self.requests.answer_for(sequence, &refusal(&error));
+                self.driver.restart.note_failure(&error);
                 self.feed(Event::WriteFailed(sequence));
                 self.note_failure(&error);
             }
@@ -340,7 +345,7 @@ fn waited_for_store(phases: &Phases) -> bool {
 
 /// Returns the reply to a request for a checkpoint that was not taken.
 fn refusal(error: &GuardianError) -> String {
-    format!("error {}\n", error.to_string().lines().next().unwrap_or_default())
+    format!("error {}\n", headline(&error.to_string()))
 }
 
 /// Builds the event of a captured checkpoint that is not durable yet.

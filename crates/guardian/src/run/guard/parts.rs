@@ -19,6 +19,7 @@ use super::super::output::HeldOutput;
 use super::super::reasons::Reasons;
 use super::super::rebuild::Rebuild;
 use super::super::request::RunRequest;
+use super::super::requested_restart::RequestedRestart;
 use super::super::requests::Requests;
 use super::super::tracer::Tracer;
 use crate::error::{GuardianError, Result};
@@ -62,6 +63,7 @@ pub(super) struct Driver {
     /// Signals to the host that were not passed on to the subject yet.
     pub(super) signals: VecDeque<Request>,
     pub(super) progress: Progress,
+    pub(super) restart: RequestedRestart,
 }
 
 /// Which thread works for the subject.

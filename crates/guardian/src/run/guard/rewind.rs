@@ -122,7 +122,8 @@ impl Guard {
     /// Releases the waiting messages when the subject runs again, or has ended for good.
     pub(super) fn release_messages(&mut self) {
         let state = self.driver.machine.state();
-        let is_alive = state.is_alive() && self.tree.death.is_none() && !self.driver.machine.is_killed();
+        let is_ending = self.tree.death.is_some() || self.driver.machine.is_killed() || self.is_stopped();
+        let is_alive = state.is_alive() && !is_ending;
         self.voice.is_holding &= !is_alive && !matches!(state, State::Ended(_));
     }
 }

@@ -21,6 +21,7 @@ use super::super::children::Children;
 use super::super::output::{self, HeldOutput};
 use super::super::rebuild::lock;
 use super::super::requests::{Asker, Word};
+use super::super::tracer::LetGo;
 use super::parts::{After, Guard, Progress, Work};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
@@ -104,6 +105,7 @@ impl Guard {
 
     /// Records that a check has found the subject ready.
     pub(crate) fn ready(&mut self) {
+        self.driver.restart.is_ready = true;
         self.feed(Event::Ready);
     }
 
@@ -178,9 +180,10 @@ impl Guard {
         let recheck = self.taking.recheck.as_ref().map(|(_, until)| *until);
         let check = self.requests.next_check().map(|wait| now + wait);
         let is_alive = self.driver.machine.state().is_alive();
-        let idle = self.connections.due().filter(|_| is_alive);
-        let held = self.output.as_ref().filter(|_| is_alive).map(HeldOutput::due);
-        let outlook = self.outlook_due().filter(|_| is_alive);
+        let is_running = is_alive && !self.is_stopped();
+        let idle = self.connections.due().filter(|_| is_running);
+        let held = self.output.as_ref().filter(|_| is_running).map(HeldOutput::due);
+        let outlook = self.outlook_due().filter(|_| is_running);
         let times =
             [is_pressing.then_some(now), self.driver.machine.wake(now), recheck, check, idle, held, outlook];
         times.into_iter().flatten().min()
@@ -208,21 +211,27 @@ impl Guard {
         self.act()?;
         let is_tracing = self.taking.tracer.is_tracing();
         if let Some(status) = self.tree.death {
+            // A subject that is stopped for a requested restart was killed by another program.
+            self.taking.tracer.let_go(LetGo::Resume);
             return if is_tracing { Ok(()) } else { self.died(status) };
         }
         if let Some(status) = self.rebuild.subject.ended()? {
             self.tree.death = Some(status);
             self.hold_messages();
             self.taking.tracer.call_off_waits(true);
+            self.taking.tracer.let_go(LetGo::Resume);
             return Ok(());
         }
         if !is_tracing && lock(&self.rebuild.foreground).follow_stop(&self.rebuild.subject)? {
             self.feed(Event::Continued);
         }
-        // The check for the death of the subject must precede this call, so that events after the death stay pending.
-        self.connections.turn(self.rebuild.host.clock.now());
-        self.release_late_output();
-        self.look_out();
+        if !self.is_stopped() {
+            // The check for the death of the subject must precede this call, so that events after the death stay
+            // pending.
+            self.connections.turn(self.rebuild.host.clock.now());
+            self.release_late_output();
+            self.look_out();
+        }
         self.feed(Event::Due);
         self.act()?;
         self.check_journal();
@@ -249,6 +258,7 @@ impl Guard {
     fn fail(&mut self, error: GuardianError) {
         self.driver.last_error = Some(error);
         self.driver.progress = Progress::Failing;
+        self.taking.tracer.let_go(LetGo::Resume);
         self.taking.tracer.call_off_waits(true);
     }
 
@@ -299,6 +309,7 @@ impl Guard {
         let now = self.rebuild.host.clock.now();
         while let Some((word, asker)) = self.requests.poll(self.rebuild.subject.pid()) {
             match word {
+                Word::Restart => self.want_restart(asker),
                 Word::Checkpoint | Word::Prune(_) if self.request.every.is_none() => {
                     self.requests.answer(&asker, "error no checkpoints are taken of this program\n");
                 }

@@ -162,6 +162,11 @@ impl Checks {
         }
     }
 
+    /// Reports whether an incarnation is being checked.
+    pub(super) fn is_begun(&self) -> bool {
+        self.root.is_some()
+    }
+
     /// Ends the checks on an incarnation that has ended.
     pub(super) fn end(&mut self) {
         self.forget();

@@ -22,7 +22,7 @@ use health::notify::ServiceManager;
 use model::{Pid, Signal};
 use store::Store;
 use supervise::{
-    AfterGiveUp, ComponentId, ComponentState, End, Failure, Order, SubjectStatus, Supervisor, System,
+    AfterGiveUp, ComponentId, ComponentState, End, Failure, Fault, Order, SubjectStatus, Supervisor, System,
     SystemEvent, SystemNotice, SystemPlan,
 };
 
@@ -205,8 +205,7 @@ impl<'a> SystemDirector<'a> {
             }
             Order::KillRun(id) => self.end(id, KILL, host),
             Order::Fail(id, fault) => {
-                let part = &mut self.parts[id.index()];
-                part.reported.fault = Some(fault.to_string());
+                let part = &self.parts[id.index()];
                 part.subject.iter().for_each(|subject| host.fail(*subject, fault));
             }
             Order::Exec(id) => self.execute(id, host),
@@ -369,6 +368,15 @@ impl Director for SystemDirector<'_> {
                 self.parts[id.index()].ended();
                 self.events.push(SystemEvent::Died { id, status: SubjectStatus::of(*signal, *exit) });
             }
+            RunEvent::Faulted { fault: Fault::Requested, .. } => {
+                self.events.push(SystemEvent::RestartRequested(id));
+            }
+            RunEvent::Faulted { fault, .. } => {
+                self.parts[id.index()].reported.fault = Some(fault.to_string());
+            }
+            // A stopped component answers no check.
+            RunEvent::StoppedForRestart { .. } => self.parts[id.index()].checks.end(),
+            RunEvent::NotRestarted { .. } => self.parts[id.index()].resume_checks(self.now),
             RunEvent::GaveUp { .. } => self.parts[id.index()].gave_up = true,
             _ => {}
         }

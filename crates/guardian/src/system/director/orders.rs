@@ -8,7 +8,7 @@ use supervise::{Complainant, SystemEvent};
 use super::SystemDirector;
 use crate::event::RunEvent;
 use crate::host::Host;
-use crate::system::callers::{NOT_ADMITTED, Wait};
+use crate::system::callers::Wait;
 use crate::system::control::{Answer, Caller, SystemOrder};
 use crate::system::notices;
 use crate::system::part::Part;
@@ -18,7 +18,7 @@ impl SystemDirector<'_> {
     pub(super) fn take_order(&mut self, number: u32, caller: Caller, order: SystemOrder, host: &mut Host) {
         let Some(name) = order.component() else {
             if !caller.is_operator {
-                return self.callers.refuse(number, NOT_ADMITTED.to_owned());
+                return self.callers.refuse_caller(number);
             }
             if order == SystemOrder::Reload {
                 return match self.reload(host) {
@@ -36,7 +36,7 @@ impl SystemDirector<'_> {
         let by = self.complainant(caller);
         let is_complaint = matches!(order, SystemOrder::Complain { .. });
         if !caller.is_operator && (!is_complaint || by.is_none()) {
-            return self.callers.refuse(number, NOT_ADMITTED.to_owned());
+            return self.callers.refuse_caller(number);
         }
         let (event, wait) = match order {
             SystemOrder::Down | SystemOrder::Reload => return,

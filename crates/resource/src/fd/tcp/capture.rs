@@ -239,7 +239,8 @@ impl Capture {
                 let (connection, queues) = read?;
                 (saved.connection, self.queues) = (Some(connection), queues);
             }
-            self.note_progress(socket, saved, if is_whole { Keep::Any } else { Keep::Idle })?;
+            let is_kept = is_whole || self.sockets.keeps_all();
+            self.note_progress(socket, saved, if is_kept { Keep::Any } else { Keep::Idle })?;
         }
         Ok(())
     }
@@ -264,7 +265,12 @@ impl Capture {
     fn note_progress(&self, socket: BorrowedFd<'_>, saved: &mut State, which: Keep) -> Result<()> {
         let (Some(recent), Some(info)) = (&self.recent, &self.seen.info) else { return Ok(()) };
         if tcp_progress::is_open(saved.tcp_state()) && self.family.protocol == IPPROTO_TCP {
-            let progress = Progress::after(info, socket, recent.cookie)?;
+            // A connection without a rewind stays only if the counters are exact.
+            let exact = self.sockets.keeps_all().then(|| Progress::exact(socket)).transpose()?.flatten();
+            let progress = match exact {
+                Some((_, progress)) => progress,
+                None => Progress::after(info, socket, recent.cookie)?,
+            };
             self.sockets.note_progress(progress, socket, which);
             saved.progress = Some(progress);
         }

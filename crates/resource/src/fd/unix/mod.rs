@@ -162,7 +162,8 @@ fn outside_peer(
             "Unix socket",
             "the process at its other end is outside the tree and cannot be given a new socket",
             "let the program close it before the checkpoint, checkpoint a common ancestor, or accept the end of \
-             the connection with --lose-connections",
+             the connection with --lose-connections (harmless if the program connects again, as clients of \
+             gpg-agent and similar agents do)",
         )
     })
 }
