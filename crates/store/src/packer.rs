@@ -90,6 +90,18 @@ pub(crate) struct EarlierCopies {
     pub(crate) zeroed: Vec<ByteCount>,
 }
 
+impl EarlierCopies {
+    /// Leaves out the places that pages of other spaces may use, too.
+    pub(crate) fn leave_out(&mut self, is_shared: impl Fn(ByteCount) -> bool) {
+        for place in &mut self.places {
+            if place.take_if(|place| is_shared(*place)).is_some() {
+                self.again -= 1;
+            }
+        }
+        self.zeroed.retain(|place| !is_shared(*place));
+    }
+}
+
 /// Finds the earlier copies of the pages of a packed buffer. Returns `None` if the buffer contains a page twice.
 pub(crate) fn earlier_copies(map: &PageMap, packed: &Packed) -> Option<EarlierCopies> {
     let runs = packed.pages.chunk_by(|(space, page, _), (of, next, _)| (space, page + 1) == (of, *next));
@@ -139,7 +151,7 @@ pub(crate) fn remove_placed(buffer: &mut PageBuffer, packed: &mut Packed, places
 
 /// Reports whether every byte is zero. Most non-zero pages have a non-zero byte in the first block. The check reads
 /// blocks that compile to vector instructions.
-fn is_zero(page: &[u8; PAGE]) -> bool {
+pub(crate) fn is_zero(page: &[u8; PAGE]) -> bool {
     let (blocks, _) = page.as_chunks::<128>();
     blocks.iter().all(|block| block.iter().fold(0, |any, byte| any | byte) == 0)
 }

@@ -21,6 +21,7 @@ use sys::page_buffer::PageBuffer;
 use crate::batch::PageBatch;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
+use crate::known_pages::KnownPages;
 use crate::layout::WriteOptions;
 use crate::medium::{Medium, Writes};
 use crate::meta::WriteTimings;
@@ -109,6 +110,7 @@ impl PagesWriter {
             map: PageMap::new(),
             packed: Packed::default(),
             unused: BTreeSet::new(),
+            known: KnownPages::default(),
             timings: WriteTimings::default(),
         });
         Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
@@ -224,8 +226,10 @@ struct Worker {
     segment: Option<SegmentWriter>,
     map: PageMap,
     packed: Packed,
-    /// The offsets of places in the segment whose page was discarded, or has a later copy.
+    /// The offsets of places in the segment whose page was discarded, or has a later copy. Places that several pages may
+    /// use are left out.
     unused: BTreeSet<ByteCount>,
+    known: KnownPages,
     timings: WriteTimings,
 }
 
@@ -286,7 +290,8 @@ impl Worker {
             match order {
                 Order::Pages(batch) => self.store(batch)?,
                 Order::Discard(space, range) => {
-                    self.unused.extend(self.map.places(space, range).map(|(_, offset)| offset));
+                    let places = self.map.places(space, range).map(|(_, offset)| offset);
+                    self.unused.extend(places.filter(|offset| !self.known.uses(*offset)));
                     self.map.discard(space, range);
                 }
                 Order::Finish => {
@@ -320,13 +325,19 @@ impl Worker {
     fn store(&mut self, batch: PageBatch) -> Result<()> {
         let mut took = Stopwatch::start();
         let (mut buffer, pieces) = batch.into_parts();
-        pack(&mut buffer, &pieces, &mut self.packed);
+        let is_shared = pieces.iter().any(|piece| piece.is_shared);
+        let packed = if is_shared {
+            let end = self.segment.as_ref().map_or(0, |segment| segment.end);
+            self.known.pack(&mut self.map, (SEGMENT, end), &mut buffer, &pieces)?.bytes()
+        } else {
+            pack(&mut buffer, &pieces, &mut self.packed);
+            self.reuse_places(&mut buffer)?;
+            let end = self.segment.as_ref().map_or(0, |segment| segment.end);
+            enter(&mut self.map, SEGMENT, end, &self.packed);
+            PageCount(u64::from(self.packed.stored)).bytes()
+        };
         self.pool.give_pieces(pieces);
         self.timings.hash += took.lap();
-        self.reuse_places(&mut buffer)?;
-        let segment_end = self.segment.as_ref().map_or(0, |segment| segment.end);
-        enter(&mut self.map, SEGMENT, segment_end, &self.packed);
-        let packed = PageCount(u64::from(self.packed.stored)).bytes();
         if packed == ByteCount(0) {
             self.pool.give(buffer);
             return Ok(());
@@ -352,6 +363,7 @@ impl Worker {
             return Ok(());
         };
         let Some(mut copies) = earlier_copies(&self.map, &self.packed) else { return Ok(()) };
+        copies.leave_out(|place| self.known.uses(place));
         self.unused.extend(copies.zeroed);
         let unused = (self.unused.len() + copies.again) as u64;
         let used = (segment.end / PAGE_BYTES).saturating_sub(unused);
