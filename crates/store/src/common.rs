@@ -20,6 +20,14 @@ pub struct CommonPages {
     pub same_checksum: RangeSet,
 }
 
+impl CommonPages {
+    /// Reports whether the spaces have no page in common.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.same_place.is_empty() && self.same_checksum.is_empty()
+    }
+}
+
 impl ImageReader {
     /// Returns the stored pages of a range that two spaces have in common. Zero pages are left out. An image contains
     /// one checksum for each extent, so that pages in extents of different lengths are not compared.

@@ -90,8 +90,7 @@ fn keep(
         }
         role.present.extend(here.difference(&surplus.into()));
     }
-    let same = &role.common.same_place;
-    role.complete = role.present.as_slice().iter().flat_map(|range| same.within(*range)).collect();
+    role.complete = role.present.as_slice().iter().flat_map(|range| role.same.within(*range)).collect();
     Ok(())
 }
 

@@ -37,12 +37,14 @@ pub(super) struct Role {
     pub(super) donor: Option<Pid>,
     /// The areas (mappings) that the heir keeps, in address order.
     pub(super) kept: Vec<AddressRange>,
-    /// The pages that the heir has in common with its donor.
-    pub(super) common: CommonPages,
+    /// The pages that certainly have the same content in the heir and its donor.
+    pub(super) same: RangeSet,
     /// The areas of the donor from which children keep memory, in address order.
     pub(super) donated: Vec<AddressRange>,
     /// The pages of the donor that children keep.
     pub(super) wanted: RangeSet,
+    /// The same pages, once for each child, while the heirs are chosen.
+    requested: Vec<AddressRange>,
     /// The pages that exist in the areas of `kept` and `donated`.
     pub(super) present: RangeSet,
     /// The pages that have their final content.
@@ -56,44 +58,47 @@ impl Inherited {
         for child in plan.living() {
             let parent = Pid(child.message.parent);
             let is_forked = matches!(births.birth(child.pid), Birth::EarlyChild | Birth::Child);
-            let Some(parent) = plan.living().find(|process| is_forked && process.pid == parent) else {
-                continue;
-            };
-            for area in parent.areas.iter().filter(|area| may_be_kept(parent, area)) {
-                chosen.consider(reader, (parent, area), child);
+            let parent = plan.living().find(|process| is_forked && process.pid == parent);
+            if let Some(parent) = parent {
+                chosen.consider(reader, parent, child);
             }
+        }
+        for donor in chosen.roles.values_mut() {
+            donor.donated.sort_unstable();
+            donor.donated.dedup();
+            donor.wanted = std::mem::take(&mut donor.requested).into();
         }
         chosen
     }
 
-    /// Makes a child keep its part of one area of its parent, if the pages have a common content.
-    fn consider(&mut self, reader: &ImageReader, of: (&PlannedProcess, &AreaRecord), child: &PlannedProcess) {
-        let (parent, whole) = of;
-        let spaces = (SpaceId(parent.message.space), SpaceId(child.message.space));
-        let (mut kept, mut common) = (Vec::new(), CommonPages::default());
-        for area in areas_within(child, whole.range()).filter(|area| may_be_kept(child, area)) {
-            if is_part_of(area, whole) {
-                let pages = reader.common_pages(spaces.0, spaces.1, area.range());
-                common.same_place.extend(pages.same_place.as_slice().iter().copied());
-                common.same_checksum.extend(pages.same_checksum.as_slice().iter().copied());
-                kept.push(area.range());
+    /// Makes a child keep its parts of the areas of its parent in which both have common pages.
+    fn consider(&mut self, reader: &ImageReader, parent: &PlannedProcess, child: &PlannedProcess) {
+        let (mut donated, mut kept, mut places, mut checksums) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for whole in parent.areas.iter().filter(|area| may_be_kept(parent, area)) {
+            let parts = areas_within(child, whole.range());
+            let parts = parts.filter(|area| may_be_kept(child, area) && is_part_of(area, whole));
+            let parts: Vec<AddressRange> = parts.map(AreaRecord::range).collect();
+            let common = parts.iter().map(|part| common_pages(reader, parent, child, *part));
+            let common: Vec<CommonPages> = common.filter(|common| !common.is_empty()).collect();
+            if common.is_empty() {
+                continue;
+            }
+            donated.push(whole.range());
+            kept.extend(parts);
+            for common in common {
+                places.extend_from_slice(common.same_place.as_slice());
+                checksums.extend_from_slice(common.same_checksum.as_slice());
             }
         }
-        if common.same_place.is_empty() && common.same_checksum.is_empty() {
+        if donated.is_empty() {
             return;
         }
         let donor = self.roles.entry(parent.pid).or_default();
-        donor.donated.push(whole.range());
-        for pages in [&common.same_place, &common.same_checksum] {
-            donor.wanted.extend(pages.as_slice().iter().copied());
-        }
-        donor.donated.sort_unstable();
-        donor.donated.dedup();
+        donor.donated.append(&mut donated);
+        donor.requested.extend(places.iter().chain(&checksums));
         let heir = self.roles.entry(child.pid).or_default();
-        heir.donor = Some(parent.pid);
-        heir.kept.extend(kept);
-        heir.common.same_place.extend(Vec::from(common.same_place));
-        heir.common.same_checksum.extend(Vec::from(common.same_checksum));
+        (heir.donor, heir.kept, heir.same) = (Some(parent.pid), kept, places.into());
     }
 
     /// Reports whether an area of a process exists before the other areas are mapped.
@@ -137,6 +142,15 @@ impl Role {
     pub(super) fn is_new(&self, area: &AreaRecord) -> bool {
         self.has(area) && self.kept.binary_search(&area.range()).is_err()
     }
+}
+
+fn common_pages(
+    reader: &ImageReader,
+    parent: &PlannedProcess,
+    child: &PlannedProcess,
+    range: AddressRange,
+) -> CommonPages {
+    reader.common_pages(SpaceId(parent.message.space), SpaceId(child.message.space), range)
 }
 
 /// Reports whether an area is private, and has no property that fork(2) does not copy. Code of a file is not kept,
