@@ -23,6 +23,8 @@ pub struct Piece {
     pub pages: PageCount,
     /// The position of the first page in the buffer, counted in pages.
     pub at: PageCount,
+    /// Whether several processes may share the pages, copy-on-write. An image stores such pages once.
+    pub is_shared: bool,
 }
 
 /// A buffer with pages that are added to a checkpoint.
@@ -92,8 +94,15 @@ impl PageBatch {
         }
         let at = self.filled;
         self.filled += pages;
-        self.pieces.push(Piece { space, start, pages, at });
+        self.pieces.push(Piece { space, start, pages, at, is_shared: false });
         Some(&mut self.buffer[byte_range(at, pages)])
+    }
+
+    /// Records that several processes may share the pages that were pushed last.
+    pub fn mark_shared(&mut self) {
+        if let Some(last) = self.pieces.last_mut() {
+            last.is_shared = true;
+        }
     }
 
     /// Adds pages of an extent, beginning with page number `done` of the extent, until the buffer is full. Returns the

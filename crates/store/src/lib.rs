@@ -10,8 +10,10 @@
 mod backend;
 mod batch;
 mod codec;
+mod common;
 mod copy;
 mod error;
+mod known_pages;
 mod layout;
 mod load;
 mod log;
@@ -37,6 +39,7 @@ pub use backend::directory::Directory;
 pub use backend::{BACKENDS, Backend};
 pub use batch::{PageBatch, Piece};
 pub use codec::{CODECS, Codec, Compressor, codec};
+pub use common::CommonPages;
 pub use error::{Error, Result};
 pub use layout::WriteOptions;
 pub use load::{LoadedRun, VerifyReport};

@@ -74,7 +74,7 @@ pub(crate) fn pack_into(
 
 /// Reports whether every byte is zero. Most non-zero pages have a non-zero byte in the first block. The check reads
 /// blocks that compile to vector instructions.
-fn is_zero(page: &[u8; PAGE]) -> bool {
+pub(crate) fn is_zero(page: &[u8; PAGE]) -> bool {
     let (blocks, _) = page.as_chunks::<128>();
     blocks.iter().all(|block| block.iter().fold(0, |any, byte| any | byte) == 0)
 }

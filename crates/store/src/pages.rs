@@ -20,6 +20,7 @@ use sys::clock::Stopwatch;
 use crate::batch::PageBatch;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
+use crate::known_pages::KnownPages;
 use crate::layout::WriteOptions;
 use crate::medium::{Medium, Writes};
 use crate::meta::WriteTimings;
@@ -105,6 +106,7 @@ impl PagesWriter {
             codec,
             segment: None,
             map: PageMap::new(),
+            known: KnownPages::default(),
             timings: WriteTimings::default(),
         });
         Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
@@ -219,6 +221,7 @@ struct Worker {
     codec: Option<&'static dyn Codec>,
     segment: Option<SegmentWriter>,
     map: PageMap,
+    known: KnownPages,
     timings: WriteTimings,
 }
 
@@ -291,8 +294,14 @@ impl Worker {
     fn store(&mut self, batch: PageBatch) -> Result<()> {
         let mut took = Stopwatch::start();
         let (mut buffer, pieces) = batch.into_parts();
-        let segment_end = self.segment.as_ref().map_or(0, |segment| segment.end);
-        let packed = pack_into(&mut self.map, SEGMENT, segment_end, &mut buffer, &pieces).bytes();
+        let is_shared = pieces.iter().any(|piece| piece.is_shared);
+        let end = self.segment.as_ref().map_or(0, |segment| segment.end);
+        let packed = if is_shared {
+            self.known.pack(&mut self.map, (SEGMENT, end), &mut buffer, &pieces)?
+        } else {
+            pack_into(&mut self.map, SEGMENT, end, &mut buffer, &pieces)
+        };
+        let packed = packed.bytes();
         self.pool.give_pieces(pieces);
         self.timings.hash += took.lap();
         if packed == ByteCount(0) {

@@ -21,6 +21,7 @@ use sys::Errno;
 use crate::codec::{self, Codec};
 use crate::error::{Error, Result};
 use crate::layout::parent;
+use crate::log::table::PageTable;
 use crate::medium::PageSource;
 
 /// A committed image. Several threads may read the image at the same time.
@@ -31,6 +32,8 @@ pub struct ImageReader {
     records: RecordSet,
     index: PageIndex,
     segments: BTreeMap<SegmentId, Segment>,
+    /// The checksum of each page. `None` if only the extents have checksums.
+    page_table: Option<PageTable>,
 }
 
 /// An open segment.
@@ -95,7 +98,17 @@ impl ImageReader {
     ) -> Result<Self> {
         check_places(&index, &segments)
             .map_err(|source| Error::Damaged { path: path.join(&commit.index.name), source })?;
-        Ok(Self { path, commit, records, index, segments })
+        Ok(Self { path, commit, records, index, segments, page_table: None })
+    }
+
+    /// Adds a table with the checksum of each page.
+    pub(crate) fn with_page_table(self, pages: PageTable) -> Self {
+        Self { page_table: Some(pages), ..self }
+    }
+
+    /// Returns the table with the checksum of each page, if the image has it.
+    pub(crate) const fn page_table(&self) -> Option<&PageTable> {
+        self.page_table.as_ref()
     }
 
     /// Returns the directory of the image. For a checkpoint of a log, this directory does not exist.

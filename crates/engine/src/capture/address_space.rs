@@ -41,6 +41,8 @@ pub(crate) struct AddressSpace {
     pub(super) is_settled: bool,
     pub(super) coverage: Coverage,
     pub(super) flags: FlagState,
+    /// Whether other processes may share pages of this address space, copy-on-write.
+    pub(super) may_share: bool,
 }
 
 /// The state of the tracker (the part that finds written pages) of an address space.
@@ -84,6 +86,7 @@ impl AddressSpace {
             layout_watch,
             coverage: Coverage::Untracked,
             flags,
+            may_share: false,
         })
     }
 

@@ -15,6 +15,8 @@ pub(super) use store::PageSink;
 use sys::Error;
 use sys::process_memory::{self, RANGES_PER_CALL};
 
+use super::address_space::AddressSpace;
+use super::shared_pages;
 use crate::error::Result;
 
 /// A sink that accepts no pages, for scans that copy no pages.
@@ -50,12 +52,15 @@ pub(super) struct Copier<'a> {
     is_continued: bool,
     /// Ranges that could not be read. With `None`, a failed read is an error.
     failed: Option<Vec<AddressRange>>,
+    /// The minimum length of ranges that are searched for shared pages.
+    shared_min: PageCount,
 }
 
 impl<'a> Copier<'a> {
     pub(super) fn new(sink: &'a dyn PageSink, first: PageBatch) -> Self {
         let (filled, is_continued) = (first.filled().bytes().get() as usize, !first.is_empty());
-        Self { sink, batch: first, ranges: Vec::new(), filled, is_continued, failed: None }
+        let (ranges, failed, shared_min) = (Vec::new(), None, PageCount(1));
+        Self { sink, batch: first, ranges, filled, is_continued, failed, shared_min }
     }
 
     /// Creates a copier that skips ranges that cannot be read. `take_failed` returns these ranges.
@@ -63,12 +68,30 @@ impl<'a> Copier<'a> {
         Self { failed: Some(Vec::new()), ..Self::new(sink, first) }
     }
 
+    /// Makes the copier search only long ranges for shared pages, because the subject is stopped.
+    pub(super) fn in_pause(self) -> Self {
+        Self { shared_min: shared_pages::PAUSE_PAGES_MIN, ..self }
+    }
+
     /// Returns the ranges that could not be read since the last call of this function.
     pub(super) fn take_failed(&mut self) -> Vec<AddressRange> {
         self.failed.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    pub(super) fn add(&mut self, pid: Pid, space: SpaceId, range: AddressRange) -> Result<()> {
+    /// Adds pages of a process. Pages that several processes share copy-on-write stay shared.
+    pub(super) fn add(&mut self, pid: Pid, space: &AddressSpace, range: AddressRange) -> Result<()> {
+        for (part, is_shared) in shared_pages::parts(space, range, self.shared_min) {
+            if is_shared {
+                self.flush(pid)?;
+                self.add_shared(space, part)?;
+            } else {
+                self.add_pending(pid, space.id, part)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_pending(&mut self, pid: Pid, space: SpaceId, range: AddressRange) -> Result<()> {
         let mut start = range.start;
         while start < range.end {
             if self.batch.room() == PageCount(0) || self.ranges.len() == RANGES_PER_CALL {
@@ -186,6 +209,21 @@ impl<'a> Copier<'a> {
         &mut self,
         space: SpaceId,
         range: AddressRange,
+        fill: impl FnMut(Address, &mut [u8]) -> std::result::Result<(), Error>,
+    ) -> Result<()> {
+        self.add_marked(space, range, false, fill)
+    }
+
+    /// Adds pages that several processes share.
+    fn add_shared(&mut self, space: &AddressSpace, range: AddressRange) -> Result<()> {
+        self.add_marked(space.id, range, true, |start, bytes| space.memory.read(start, bytes))
+    }
+
+    fn add_marked(
+        &mut self,
+        space: SpaceId,
+        range: AddressRange,
+        is_shared: bool,
         mut fill: impl FnMut(Address, &mut [u8]) -> std::result::Result<(), Error>,
     ) -> Result<()> {
         debug_assert!(self.ranges.is_empty(), "pending ranges stand at the end of the batch");
@@ -195,8 +233,16 @@ impl<'a> Copier<'a> {
                 self.send()?;
             }
             let pages = pages_that_fit(&self.batch, start, range.end);
-            if let Some(bytes) = self.batch.push(space, start, pages) {
-                fill(start, bytes)?;
+            let at = self.batch.filled();
+            let outcome = self.batch.push(space, start, pages).map_or(Ok(()), |bytes| fill(start, bytes));
+            if is_shared {
+                self.batch.mark_shared();
+            }
+            if let (Err(_), Some(failed)) = (&outcome, &mut self.failed) {
+                failed.push(AddressRange::new(start, start + pages.bytes()));
+                self.batch.retain(|piece| piece.at != at);
+            } else {
+                outcome?;
             }
             self.filled += pages.bytes().get() as usize;
             start = start + pages.bytes();

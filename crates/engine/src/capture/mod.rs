@@ -24,6 +24,7 @@ mod process;
 mod processes;
 mod reserve;
 mod retry;
+mod shared_pages;
 mod threads;
 mod watched;
 

@@ -120,13 +120,13 @@ pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
 fn copy(plan: &PagePlan, before: &Before, sink: &dyn PageSink, first: PageBatch) -> Result<PageBatch> {
     let mut copier = Copier::new(sink, first);
     for process in &plan.processes {
+        let space = &before.processes.living[&process.pid].space;
         for range in &process.readable {
-            copier.add(process.pid, process.space, *range)?;
+            copier.add(process.pid, space, *range)?;
         }
         copier.flush(process.pid)?;
-        let memory = &before.processes.living[&process.pid].space.memory;
         for range in &process.hidden {
-            copier.add_with(process.space, *range, |start, bytes| memory.read(start, bytes))?;
+            copier.add_with(process.space, *range, |start, bytes| space.memory.read(start, bytes))?;
         }
     }
     for (id, ranges) in &plan.objects {

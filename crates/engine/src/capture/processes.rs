@@ -87,6 +87,7 @@ impl Processes {
                 Err(error) => return Err(error),
             }
         }
+        self.note_forks();
         if self.living.contains_key(&self.root) { Ok(()) } else { Err(EngineError::NoProcess(self.root)) }
     }
 
@@ -122,7 +123,15 @@ impl Processes {
             process.shares =
                 if stopped.process(parent).is_some() { sharing::with_parent(*pid, parent) } else { 0 };
         }
+        self.note_forks();
         Ok(())
+    }
+
+    /// Records whether the processes may share pages with each other, or with a parent outside the tree. The original
+    /// parent of a process is not known, so the result is the same for all processes.
+    fn note_forks(&mut self) {
+        let may_share = self.living.values().any(|process| process.stat.is_forked());
+        self.living.values_mut().for_each(|process| process.space.may_share = may_share);
     }
 
     fn settle_process(&mut self, stopped: &StoppedProcess, objects: &mut Objects) -> Result<()> {

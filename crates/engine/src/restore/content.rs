@@ -5,10 +5,11 @@
 //! Does not: create mappings.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 use image::{Extent, Source, SpaceId};
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid, RangeSet};
 use resource::memory::{self, AreaRecord};
 use store::{ImageReader, LoadedRun};
 use sys::process_memory::{self, RANGES_PER_CALL};
@@ -18,6 +19,7 @@ use tracee::ProcessMemory;
 use super::built::Built;
 use super::files::OpenFiles;
 use super::fresh::FreshMemory;
+use super::inherited::Inherited;
 use super::plan::{Plan, PlannedProcess};
 use crate::error::{EngineError, Result};
 use crate::records::object_space;
@@ -25,6 +27,7 @@ use crate::records::object_space;
 /// The number of threads that fill memory.
 pub(super) const THREADS: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 const PROT_WRITE: u32 = 2;
+const PAGE: usize = PAGE_BYTES as usize;
 /// The instruction `int3` of x86.
 const BREAKPOINT: u8 = 0xcc;
 /// The maximum number of zero bytes in one write. An extent (a run of pages in the image) can have any length.
@@ -73,29 +76,48 @@ fn write_all(file: std::os::fd::BorrowedFd<'_>, bytes: &[u8], at: Address) -> Re
 pub(super) struct Target<'a> {
     pub(super) process: &'a PlannedProcess,
     pub(super) memory: &'a ProcessMemory,
+    /// Pages that already exist in a new process. They are written only if they have another content.
+    pub(super) present: Option<&'a RangeSet>,
+    /// The areas (mappings) that exist. `None` means that all areas exist.
+    pub(super) areas: Option<AreaFilter<'a>>,
 }
 
-/// Writes the pages of all processes, with several threads. Skips each extent for which `comes_later` returns true;
-/// a lazy restore fills this extent after the start.
+/// Reports whether an area exists.
+pub(super) type AreaFilter<'a> = &'a (dyn Fn(&AreaRecord) -> bool + Sync);
+
+/// Writes the pages of all processes, with several threads. Skips each extent that `inherited` has filled, and each
+/// extent for which `comes_later` returns true; a lazy restore fills this extent after the start.
 pub(super) fn fill_processes(
     reader: &ImageReader,
     plan: &Plan,
     built: &Built,
-    fresh: &FreshMemory,
+    (inherited, fresh): (&Inherited, &FreshMemory),
     comes_later: impl Fn(&Extent) -> bool,
 ) -> Result<()> {
     let mut targets: Vec<(SpaceId, Target<'_>)> = Vec::new();
+    let mut extents: Vec<Extent> = Vec::new();
     for process in plan.living() {
-        let memory = &built.processes[&process.pid].memory;
-        targets.push((SpaceId(process.message.space), Target { process, memory }));
+        let (pid, space) = (process.pid, SpaceId(process.message.space));
+        let memory = &built.processes[&pid].memory;
+        targets.push((space, Target { process, memory, present: inherited.present(pid), areas: None }));
+        let is_due = |extent: &&Extent| !comes_later(extent) && !inherited.is_complete(pid, extent);
+        extents.extend(reader.index().of_space(space).iter().filter(is_due));
     }
-    let all = targets.iter().flat_map(|(space, _)| reader.index().of_space(*space));
-    let extents: Vec<Extent> = all.filter(|extent| !comes_later(extent)).copied().collect();
-    reader.load(&extents, THREADS, |run| fill(&targets, fresh, run))?;
+    fill_extents(reader, &targets, fresh, &extents)?;
     for extent in extents.iter().filter(|extent| extent.source == Source::Zero) {
         target_of(&targets, extent.space)?.clear(extent.range())?;
     }
     check_spaces(reader, plan)
+}
+
+/// Writes the stored pages of extents, with several threads.
+pub(super) fn fill_extents(
+    reader: &ImageReader,
+    targets: &[(SpaceId, Target<'_>)],
+    fresh: &FreshMemory,
+    extents: &[Extent],
+) -> Result<()> {
+    reader.load(extents, THREADS, |run| fill(targets, fresh, run))
 }
 
 /// Writes a run of extents. Extents from a log are not in address order, so one call writes many separate ranges.
@@ -107,14 +129,16 @@ fn fill(targets: &[(SpaceId, Target<'_>)], fresh: &FreshMemory, run: &LoadedRun<
             flush(pid.replace(target.process.pid), &mut pieces)?;
         }
         target.each_part(extent.range(), bytes, |at, bytes, area| {
-            if fresh.fill(target.process.pid, at, bytes)? {
-                return Ok(());
-            }
-            if area.protection & PROT_WRITE != 0 {
-                pieces.push((at, bytes));
-                return Ok(());
-            }
-            target.write_protected(at, bytes, area)
+            target.each_new_part(at, bytes, |at, bytes, is_missing| {
+                if is_missing && fresh.fill(target.process.pid, at, bytes)? {
+                    return Ok(());
+                }
+                if area.protection & PROT_WRITE != 0 {
+                    pieces.push((at, bytes));
+                    return Ok(());
+                }
+                target.write_protected(at, bytes, area)
+            })
         })?;
     }
     flush(pid, &mut pieces)
@@ -131,6 +155,23 @@ fn flush(pid: Option<Pid>, pieces: &mut Vec<(Address, &[u8])>) -> Result<()> {
 /// Reports whether each difference between two pages is a breakpoint in one of them.
 fn differs_in_breakpoints_only(one: &[u8], other: &[u8]) -> bool {
     one.iter().zip(other).all(|(one, other)| one == other || *one == BREAKPOINT || *other == BREAKPOINT)
+}
+
+/// Returns the runs of pages that differ, as ranges of byte offsets.
+pub(super) fn differing<'a>(is: &'a [u8], wanted: &'a [u8]) -> impl Iterator<Item = Range<usize>> + 'a {
+    let page = |at: usize| at..(at + PAGE).min(wanted.len());
+    let differs = move |at: usize| is.get(page(at)) != Some(&wanted[page(at)]);
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        while at < wanted.len() && !differs(at) {
+            at += PAGE;
+        }
+        let start = at;
+        while at < wanted.len() && differs(at) {
+            at += PAGE;
+        }
+        (start < wanted.len()).then(|| start..at.min(wanted.len()))
+    })
 }
 
 fn target_of<'a, 'b>(targets: &'b [(SpaceId, Target<'a>)], space: SpaceId) -> Result<&'b Target<'a>> {
@@ -191,7 +232,35 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Splits the bytes of a range at the borders of areas. Calls `step` for each part, with its address, its
+    /// Calls `step` for each part of a range that does not have its content, with the address and the bytes of the part.
+    /// The last argument is true if the pages of the part are missing.
+    fn each_new_part<'b>(
+        &self,
+        start: Address,
+        bytes: &'b [u8],
+        mut step: impl FnMut(Address, &'b [u8], bool) -> std::result::Result<(), Error>,
+    ) -> std::result::Result<(), Error> {
+        let range = AddressRange::new(start, start + ByteCount(bytes.len() as u64));
+        let offsets =
+            |part: AddressRange| (part.start - start).get() as usize..(part.end - start).get() as usize;
+        let Some(present) = self.present.filter(|present| present.within(range).next().is_some()) else {
+            return step(start, bytes, true);
+        };
+        for part in present.gaps(range) {
+            step(part.start, &bytes[offsets(part)], true)?;
+        }
+        for part in present.within(range) {
+            let bytes = &bytes[offsets(part)];
+            // process_vm_readv(2) would give the process pages of its own.
+            let now = self.memory.read_vec(part.start, part.len())?;
+            for new in differing(&now, bytes) {
+                step(part.start + ByteCount(new.start as u64), &bytes[new], false)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Splits the bytes of a range at the borders of areas. Leaves out areas that do not exist yet. Calls `step` for each part, with its address, its
     /// bytes, and its area.
     fn each_part<'b>(
         &self,
@@ -208,7 +277,9 @@ impl Target<'_> {
             }
             let end = area.range().end.min(range.end);
             let part = (start - range.start).get() as usize..(end - range.start).get() as usize;
-            step(start, &bytes[part], area)?;
+            if self.areas.is_none_or(|exists| exists(area)) {
+                step(start, &bytes[part], area)?;
+            }
             start = end;
         }
         if start < range.end {
@@ -230,5 +301,24 @@ impl Target<'_> {
         range
             .pieces(CLEARED_BYTES)
             .try_for_each(|piece| self.write(piece, &zeros[..piece.len().get() as usize]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_pages_that_differ_are_found() {
+        let is = vec![0; 5 * PAGE];
+        let mut wanted = is.clone();
+        assert_eq!(differing(&is, &wanted).count(), 0);
+        for at in [PAGE, 2 * PAGE + 5, 5 * PAGE - 1] {
+            wanted[at] = 1;
+        }
+        let found: Vec<_> = differing(&is, &wanted).collect();
+        assert_eq!(found, [PAGE..3 * PAGE, 4 * PAGE..5 * PAGE]);
+        // A page that could not be read counts as different.
+        assert!(differing(&[], &wanted[..PAGE + 1]).eq(std::iter::once(0..PAGE + 1)));
     }
 }

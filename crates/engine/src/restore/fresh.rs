@@ -2,7 +2,7 @@
 //! would first clear the page.
 //!
 //! Owns: the userfaultfds for UFFDIO_COPY, from the layout of a tree until the memory of the tree is filled.
-//! Invariants: no other thread writes to registered memory. No memory stays registered at the end. The userfaultfds
+//! Invariants: no other thread writes to missing pages of registered memory. No memory stays registered at the end. The userfaultfds
 //! serve only page faults in user mode (UFFD_USER_MODE_ONLY), and the program does not run yet. Any other write to
 //! a missing page fails, and does not wait.
 //! Does not: choose mappings, or read pages.
@@ -11,15 +11,16 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use image::PageIndex;
+use image::{Extent, PageIndex};
 use model::{Address, AddressRange, ByteCount, Pid};
+use resource::memory::AreaRecord;
 use sys::features::{self, Feature};
 use sys::{Errno, Error, huge_pages, userfaultfd};
 use tracee::RemoteError;
 
 use super::built::Built;
 use super::lazy;
-use super::plan::Plan;
+use super::plan::{Plan, PlannedProcess};
 use crate::error::Result;
 
 /// The memory that is registered for UFFDIO_COPY.
@@ -40,23 +41,50 @@ impl FreshMemory {
     /// if the kernel lacks userfaultfd, or if the first write to memory would create a huge page.
     pub(super) fn prepare(plan: &Plan, index: &PageIndex, built: &mut Built) -> Result<Self> {
         let mut fresh = Self::default();
-        if !features::enabled(Feature::UserfaultfdMissing) || huge_pages::are_always_enabled() {
+        if !is_possible() {
             return Ok(fresh);
         }
         for (pid, _, ranges) in lazy::choose(plan, index) {
-            let descriptor = match built.get(pid)?.userfaultfd(userfaultfd::USER_MODE_ONLY) {
-                Ok(descriptor) => descriptor,
-                // Without userfaultfd, the restore only takes longer.
-                Err(RemoteError::Refused { .. }) => break,
-                Err(error) => return Err(error.into()),
-            };
-            userfaultfd::begin_for_filling(descriptor.as_fd())?;
-            for range in &ranges {
-                userfaultfd::register_for_missing(descriptor.as_fd(), *range)?;
+            if !fresh.register(pid, ranges, built)? {
+                break;
             }
-            fresh.spaces.push(Space { pid, descriptor, ranges });
         }
         Ok(fresh)
+    }
+
+    /// Registers those of the areas of one process that `extents` fill to a large part.
+    pub(super) fn of(
+        process: &PlannedProcess,
+        areas: &[AddressRange],
+        extents: &[Extent],
+        built: &mut Built,
+    ) -> Result<Self> {
+        let mut fresh = Self::default();
+        if !is_possible() {
+            return Ok(fresh);
+        }
+        let own = process.areas.iter().filter(|area| lazy::may_wait(process, area)).map(AreaRecord::range);
+        let chosen = lazy::choose_among(own.filter(|area| areas.binary_search(area).is_ok()), extents);
+        if !chosen.is_empty() {
+            fresh.register(process.pid, chosen, built)?;
+        }
+        Ok(fresh)
+    }
+
+    /// Registers areas of a process. Returns false if the kernel does not permit userfaultfd.
+    fn register(&mut self, pid: Pid, ranges: Vec<AddressRange>, built: &mut Built) -> Result<bool> {
+        let descriptor = match built.get(pid)?.userfaultfd(userfaultfd::USER_MODE_ONLY) {
+            Ok(descriptor) => descriptor,
+            // Without userfaultfd, the restore only takes longer.
+            Err(RemoteError::Refused { .. }) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        userfaultfd::begin_for_filling(descriptor.as_fd())?;
+        for range in &ranges {
+            userfaultfd::register_for_missing(descriptor.as_fd(), *range)?;
+        }
+        self.spaces.push(Space { pid, descriptor, ranges });
+        Ok(true)
     }
 
     /// Fills memory inside one area. Returns false if the area is not registered; the caller must then write the
@@ -92,4 +120,9 @@ impl FreshMemory {
         }
         Ok(())
     }
+}
+
+/// Reports whether the kernel provides userfaultfd, and a first write to memory creates small pages.
+fn is_possible() -> bool {
+    features::enabled(Feature::UserfaultfdMissing) && !huge_pages::are_always_enabled()
 }

@@ -8,7 +8,7 @@
 
 use std::os::fd::AsRawFd;
 
-use model::{Address, ByteCount};
+use model::{Address, AddressRange, ByteCount};
 use resource::memory::{self, Advice, AreaRecord};
 use tracee::Stub;
 use tracee::arch;
@@ -16,6 +16,7 @@ use tracee::arch::numbers as nr;
 
 use super::built::{Built, BuiltProcess};
 use super::files::OpenFiles;
+use super::inherited::Inherited;
 use super::plan::{Plan, PlannedProcess};
 use super::segments;
 use crate::error::{EngineError, Result};
@@ -31,30 +32,31 @@ const NO_DESCRIPTOR: u64 = u64::MAX;
 const PROT_READ: u32 = 1;
 const PROT_WRITE: u32 = 2;
 
-pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
+/// Creates the mappings of all processes, except the mappings that `inherited` already contains.
+pub(super) fn lay_out(plan: &Plan, open: &OpenFiles, inherited: &Inherited, built: &mut Built) -> Result<()> {
     let scratch = built.scratch;
     let segments = segments::of_plan(plan)?;
     for process in plan.living() {
         let target = built.get(process.pid)?;
         let (stub, _) = target.leader();
-        stub.call(nr::MUNMAP, [0, scratch.start.get(), 0, 0, 0, 0])?;
-        let above = arch::USER_SPACE_END - scratch.end;
-        stub.call(nr::MUNMAP, [scratch.end.get(), above.get(), 0, 0, 0, 0])?;
+        if !inherited.is_part(process.pid) {
+            clear(stub, scratch, &[])?;
+        }
         if process.layout.vdso_start != 0 {
             let call = [ARCH_MAP_VDSO_64, process.layout.vdso_start, 0, 0, 0, 0];
             stub.call(nr::ARCH_PRCTL, call)?;
         }
         set_layout(process, open, target)?;
         segments::attach(target.leader().0, &process.areas, &segments)?;
-        for area in process.areas.iter().filter(|area| !segments.contains_key(&area.object)) {
+        let is_missing = |area: &&AreaRecord| !inherited.has(process.pid, area);
+        let missing = || process.areas.iter().filter(is_missing);
+        for area in missing().filter(|area| !segments.contains_key(&area.object)) {
             map(area, open, target)?;
         }
         replace(plan, process, target)?;
         let (stub, _) = target.leader();
-        for area in &process.areas {
-            for step in memory::advice_before_pages(area) {
-                apply(stub, area, step)?;
-            }
+        for area in missing() {
+            advise_before_pages(area, stub)?;
         }
         let of_threads = process.threads.iter().flat_map(|thread| &thread.states);
         for state in process.states.iter().chain(of_threads) {
@@ -78,6 +80,25 @@ fn replace(plan: &Plan, process: &PlannedProcess, target: &mut BuiltProcess) -> 
     Ok(())
 }
 
+/// Unmaps all mappings of a process, except the scratch pages and the areas in `kept`, which are in address order.
+pub(super) fn clear(stub: &mut Stub, scratch: AddressRange, kept: &[AddressRange]) -> Result<()> {
+    let mut kept: Vec<AddressRange> = kept.iter().copied().chain([scratch]).collect();
+    kept.sort_unstable();
+    let mut start = Address(0);
+    for range in kept.into_iter().chain([AddressRange::new(arch::USER_SPACE_END, arch::USER_SPACE_END)]) {
+        if start < range.start {
+            stub.call(nr::MUNMAP, [start.get(), (range.start - start).get(), 0, 0, 0, 0])?;
+        }
+        start = range.end;
+    }
+    Ok(())
+}
+
+/// Gives the advice that determines the size of the pages.
+pub(super) fn advise_before_pages(area: &AreaRecord, stub: &mut Stub) -> Result<()> {
+    memory::advice_before_pages(area).into_iter().try_for_each(|step| apply(stub, area, step))
+}
+
 /// Sets brk, stack, arguments, auxiliary vector and executable, which `ps` and brk(2) use.
 fn set_layout(process: &PlannedProcess, open: &OpenFiles, target: &mut BuiltProcess) -> Result<()> {
     let layout = &process.layout;
@@ -98,7 +119,7 @@ fn set_layout(process: &PlannedProcess, open: &OpenFiles, target: &mut BuiltProc
     Ok(())
 }
 
-fn map(area: &AreaRecord, open: &OpenFiles, target: &mut BuiltProcess) -> Result<()> {
+pub(super) fn map(area: &AreaRecord, open: &OpenFiles, target: &mut BuiltProcess) -> Result<()> {
     let writes = area.shared && area.has("mw");
     let descriptor = match area.object {
         0 => NO_DESCRIPTOR,

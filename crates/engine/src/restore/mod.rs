@@ -13,8 +13,10 @@ mod compared;
 mod content;
 mod files;
 mod finish;
+mod fork_memory;
 mod fresh;
 mod hooks;
+mod inherited;
 mod inventory;
 mod layout;
 mod lazy;
@@ -42,8 +44,10 @@ pub use apply::{Applied, apply};
 use built::Built;
 use compared::Compared;
 pub use compared::{Aside, FilePolicy, Files};
+use files::OpenFiles;
 use fresh::FreshMemory;
 pub use hooks::{BeforeRun, Rollback};
+use inherited::Inherited;
 pub use inventory::{ImageDescriptor, ImageMapping, ImageProcess, Inventory, ProcessState, inventory};
 use lazy::Lazy;
 use plan::Plan;
@@ -302,6 +306,18 @@ fn require_same_pids(policy: PidPolicy) -> Result<()> {
     Ok(())
 }
 
+/// Creates all processes and their mappings. With `shares`, fills the memory that the processes share.
+fn build(
+    (reader, plan, open): (&ImageReader, &Plan, &OpenFiles),
+    watch: Option<FilterInstall>,
+    shares: bool,
+) -> Result<(Built, Inherited)> {
+    let mut inherited = if shares { Inherited::choose(reader, plan) } else { Inherited::default() };
+    let mut built = tree::build((reader, plan, open), watch, &mut inherited)?;
+    layout::lay_out(plan, open, &inherited, &mut built)?;
+    Ok((built, inherited))
+}
+
 fn restore_with(
     prepared: PreparedRestore,
     mut options: RestoreOptions,
@@ -323,15 +339,14 @@ fn restore_with(
     let mut open = files::open(&plan, given, &mut shared, rollback)?;
     content::fill_objects(&reader, &plan, &mut open)?;
     phases.open = lap.lap();
-    let mut built = tree::build(&plan, &open, options.watch)?;
-    layout::lay_out(&plan, &open, &mut built)?;
+    let (mut built, inherited) = build((&reader, &plan, &open), options.watch, lazy.is_none())?;
     phases.build = lap.lap();
     let comes_later = |extent: &_| lazy.as_ref().is_some_and(|lazy| lazy.has(extent));
     let fresh = match lazy {
         None => FreshMemory::prepare(&plan, reader.index(), &mut built)?,
         Some(_) => FreshMemory::default(),
     };
-    content::fill_processes(&reader, &plan, &built, &fresh, comes_later)?;
+    content::fill_processes(&reader, &plan, &built, (&inherited, &fresh), comes_later)?;
     fresh.end()?;
     phases.fill = lap.lap();
     let (plan, given) = (&plan, &Cell::new(None));

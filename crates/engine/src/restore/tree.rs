@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use model::{Address, AddressRange, ByteCount, Fd, PAGE_BYTES, Pid, Tid};
 use resource::ResourceError;
+use store::ImageReader;
 use sys::clone::{CloneArguments, WantedPid};
 use sys::seccomp_listener::{self, FilterProgram, SET_FILTER};
 use sys::{Errno, pidfd, ptrace, userfaultfd};
@@ -27,6 +28,8 @@ use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
 use super::built::{Built, BuiltProcess, SIGCHLD};
 use super::files::{self, OpenFiles};
+use super::fork_memory;
+use super::inherited::Inherited;
 use super::pids;
 use super::plan::{Plan, PlannedProcess};
 use crate::error::{EngineError, Result};
@@ -65,7 +68,12 @@ impl fmt::Debug for FilterInstall {
     }
 }
 
-pub(super) fn build(plan: &Plan, open: &OpenFiles, watch: Option<FilterInstall>) -> Result<Built> {
+/// Creates all processes. Fills the memory in `inherited`, so that children share it with their parents.
+pub(super) fn build(
+    (reader, plan, open): (&ImageReader, &Plan, &OpenFiles),
+    watch: Option<FilterInstall>,
+    inherited: &mut Inherited,
+) -> Result<Built> {
     let root = &plan.processes[0];
     let scratch = find_scratch(plan)?;
     let mut leader = spawn_root(root.pid)?;
@@ -76,7 +84,7 @@ pub(super) fn build(plan: &Plan, open: &OpenFiles, watch: Option<FilterInstall>)
     }
     let mut built = Built { processes: HashMap::new(), scratch };
     built.add(root.pid, leader)?;
-    create_family(plan, open, &mut built)?;
+    create_family((reader, plan, open), inherited, &mut built)?;
     end_zombies(plan, &mut built)?;
     Ok(built)
 }
@@ -283,19 +291,25 @@ struct Placeholder {
 
 /// The context in which the processes of a tree are created.
 struct Family<'a> {
+    reader: &'a ImageReader,
     plan: &'a Plan,
     open: &'a OpenFiles,
     births: Births,
+    inherited: &'a mut Inherited,
     placeholders: HashMap<Pid, Placeholder>,
 }
 
 /// Creates all descendants of the existing root. Each process joins its session and its process group.
-fn create_family(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()> {
+fn create_family(
+    (reader, plan, open): (&ImageReader, &Plan, &OpenFiles),
+    inherited: &mut Inherited,
+    built: &mut Built,
+) -> Result<()> {
     let births = plan.births();
     if let Some((pid, _)) = births.homeless.first() {
         return Err(EngineError::NotBuildable(format!("pid {pid} cannot be given its session")));
     }
-    let mut family = Family { plan, open, births, placeholders: HashMap::new() };
+    let mut family = Family { reader, plan, open, births, inherited, placeholders: HashMap::new() };
     family.create_children(&plan.processes[0], built)?;
     family.set_groups(built)?;
     for placeholder in family.placeholders.into_values() {
@@ -306,6 +320,7 @@ fn create_family(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()>
 
 impl Family<'_> {
     fn create_children(&mut self, process: &PlannedProcess, built: &mut Built) -> Result<()> {
+        fork_memory::prepare(self.inherited, (self.reader, self.plan, self.open), process, built)?;
         self.create_those(Birth::EarlyChild, process, built)?;
         if leads_session(process) {
             let (stub, memory) = built.get(process.pid)?.leader();
@@ -334,7 +349,12 @@ impl Family<'_> {
             let stub = match birth {
                 Birth::EarlyChild | Birth::Child => {
                     let shares = child.message.shares & sharing::WITH_PARENT_FLAGS;
-                    built.get(parent.pid)?.create(wanted, shares, exit_signal)?
+                    let useless = self.inherited.useless(parent.pid, child.pid);
+                    let parent = built.get(parent.pid)?;
+                    fork_memory::leave_out(parent.leader().0, &useless, true)?;
+                    let stub = parent.create(wanted, shares, exit_signal)?;
+                    fork_memory::leave_out(parent.leader().0, &useless, false)?;
+                    stub
                 }
                 Birth::Sibling => built.get(session)?.create(wanted, CLONE_PARENT, 0)?,
                 Birth::Placeholder => {

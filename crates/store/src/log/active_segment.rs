@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use image::{Blob, BlobPiece, Checksum, LOG_BLOCK_BYTES, LogPlace, LogSegment};
-use model::ByteCount;
+use model::{ByteCount, PageCount};
 use sys::page_buffer::PageBuffer;
 
 use super::background_writer::BackgroundWriter;
@@ -48,13 +48,14 @@ pub(super) struct ActiveSegment {
     files: Vec<UnsyncedSegment>,
     stream: Option<Stream>,
     owners: Vec<(usize, Owner)>,
-    streams: Vec<PageBuffer>,
-    streams_made: usize,
+    streams: StreamBuffers,
     slots: Vec<PageBuffer>,
     /// Buffers of the pool and the cleaner whose writes are complete.
     pub(super) returned: Vec<(Owner, PageBuffer)>,
     /// The number of bytes that were appended so far, including slots.
     pub(super) written: u64,
+    /// The number of blocks that wasted copies of one checkpoint may occupy.
+    pub(super) wasted_max: PageCount,
 }
 
 #[derive(Debug)]
@@ -70,6 +71,13 @@ struct Active {
     slot: u32,
 }
 
+/// The buffers for blobs: those that are free, and the number of all.
+#[derive(Debug, Default)]
+struct StreamBuffers {
+    free: Vec<PageBuffer>,
+    made: usize,
+}
+
 /// A buffer that is being filled with blobs. The buffer will be written to the active segment, beginning at the block
 /// `block`.
 #[derive(Debug)]
@@ -81,7 +89,12 @@ struct Stream {
 }
 
 impl ActiveSegment {
-    pub(super) fn new(directory: &Path, background_writer: BackgroundWriter, length: ByteCount) -> Self {
+    pub(super) fn new(
+        directory: &Path,
+        background_writer: BackgroundWriter,
+        length: ByteCount,
+        wasted_max: PageCount,
+    ) -> Self {
         Self {
             directory: directory.to_path_buf(),
             background_writer,
@@ -90,11 +103,11 @@ impl ActiveSegment {
             files: Vec::new(),
             stream: None,
             owners: Vec::new(),
-            streams: Vec::new(),
-            streams_made: 0,
+            streams: StreamBuffers::default(),
             slots: Vec::new(),
             returned: Vec::new(),
             written: 0,
+            wasted_max,
         }
     }
 
@@ -271,7 +284,7 @@ impl ActiveSegment {
         let address = buffer.as_ptr().addr();
         let Some(place) = self.owners.iter().position(|(of, _)| *of == address) else { return };
         match self.owners.remove(place).1 {
-            Owner::Stream => self.streams.push(buffer),
+            Owner::Stream => self.streams.free.push(buffer),
             Owner::Slot => self.slots.push(buffer),
             owner => self.returned.push((owner, buffer)),
         }
@@ -293,11 +306,11 @@ impl ActiveSegment {
 
     fn stream_buffer(&mut self) -> Result<PageBuffer> {
         self.collect()?;
-        while self.streams.is_empty() && self.streams_made == STREAMS_MAX && self.wait()? {}
-        if let Some(buffer) = self.streams.pop() {
+        while self.streams.free.is_empty() && self.streams.made == STREAMS_MAX && self.wait()? {}
+        if let Some(buffer) = self.streams.free.pop() {
             return Ok(buffer);
         }
-        self.streams_made += 1;
+        self.streams.made += 1;
         Ok(PageBuffer::new(STREAM_BYTES)?)
     }
 }

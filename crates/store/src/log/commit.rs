@@ -63,7 +63,7 @@ impl WriterThread {
         let written = self.active_segment.written - epoch.begun_at + part.bytes.len() as u64;
         let commit = self.commit_record(epoch, meta, &blob, written);
         self.thin(&commit, ByteCount(written));
-        self.newest = Some((commit.clone(), ByteCount(written)));
+        self.retention.newest = Some((commit.clone(), ByteCount(written)));
         self.publish(&self.root(&commit))?;
         let written = ByteCount(self.active_segment.written - epoch.begun_at);
         let (sequence, timings) = (epoch.sequence, epoch.timings);
@@ -84,7 +84,8 @@ impl WriterThread {
     /// their segments. Otherwise, the segments would exist beside the next checkpoint until its commit.
     pub(super) fn fit(&mut self) -> Result<()> {
         let held = locked(&self.shared.state).held.clone();
-        let Some((commit, written)) = self.newest.clone().filter(|_| self.pending.is_empty()) else {
+        let Some((commit, written)) = self.retention.newest.clone().filter(|_| self.pending.is_empty())
+        else {
             return Ok(());
         };
         let Some(newest) = self.retention.kept.pop_if(|kept| kept.sequence() == commit.sequence) else {

@@ -24,7 +24,7 @@ mod segments;
 pub(crate) mod space;
 pub(crate) mod squash;
 mod state;
-mod table;
+pub(crate) mod table;
 mod ticket;
 mod worker_thread;
 mod writer;

@@ -85,12 +85,12 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
     let generation = newest.as_ref().map_or(0, |newest| newest.slot.generation);
     let mut writer_thread = WriterThread {
         shared,
-        active_segment: ActiveSegment::new(directory, background_writer, length),
+        active_segment: ActiveSegment::new(directory, background_writer, length, options.wasted_max),
         stamp: SlotStamp { log, generation, durable: LogPlace { segment: first, block: 0 } },
         state,
         // The first commit writes a full index, because the content of the next merged part is unknown.
         parts: Parts::default(),
-        retention: Retention { policy: options.keep, size: options.size, kept },
+        retention: Retention { policy: options.keep, size: options.size, kept, newest: None },
         epoch: None,
         packed: Packed::default(),
         cleaner: Cleaner::default(),
@@ -99,8 +99,6 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
             .clone()
             .map(|compression| Compressor::new(Arc::clone(medium), directory, compression, own_thread)),
         pending: Vec::new(),
-        newest: None,
-        wasted_max: options.wasted_max,
         status: LogStatus::default(),
     };
     writer_thread.report();

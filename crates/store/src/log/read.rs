@@ -87,7 +87,8 @@ pub(crate) fn open(
             segments.insert(id, segment);
         }
         let records = loaded.records.into_values().collect();
-        ImageReader::from_parts(path.to_path_buf(), commit, records, index, segments).map(Some)
+        let reader = ImageReader::from_parts(path.to_path_buf(), commit, records, index, segments)?;
+        Ok(Some(reader.with_page_table(loaded.pages)))
     });
     opened.map(Option::flatten)
 }

@@ -54,6 +54,8 @@ pub(super) struct Retention {
     pub(super) policy: RetentionPolicy,
     pub(super) size: SizeLimit,
     pub(super) kept: Vec<Kept>,
+    /// The newest checkpoint that this writer has written, and its size.
+    pub(super) newest: Option<(Commit, ByteCount)>,
 }
 
 impl Retention {
@@ -99,6 +101,7 @@ impl Retention {
 
     /// Removes the checkpoints above `newest`, because the subject continues from an older state.
     pub(super) fn void_above(&mut self, newest: Sequence) {
+        self.newest = None;
         self.kept.retain(|kept| kept.entry.sequence <= newest);
     }
 

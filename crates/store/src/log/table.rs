@@ -123,6 +123,20 @@ impl PageTable {
         self.stored -= removed_stored;
     }
 
+    /// Returns the pages of a range of one address space, sorted by address.
+    pub(crate) fn within(
+        &self,
+        space: SpaceId,
+        pages: Range<u64>,
+    ) -> impl Iterator<Item = (u64, PageContent)> {
+        let chunks = (space, split(pages.start).0)..=(space, split(pages.end).0);
+        let all = self.chunks.range(chunks).flat_map(|(&(_, number), chunk)| {
+            let base = number * CHUNK_PAGES as u64;
+            chunk.iter().map(move |(inside, content)| (base + inside as u64, content))
+        });
+        all.filter(move |(page, _)| pages.contains(page))
+    }
+
     /// Returns all pages, sorted by address space and address.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SpaceId, u64, PageContent)> {
         self.chunks.iter().flat_map(|(&(space, number), chunk)| {
@@ -295,13 +309,17 @@ mod tests {
             }
             let all: Vec<_> = table.iter().map(|(space, page, content)| ((space, page), content)).collect();
             let expected: Vec<_> = model.iter().map(|(key, content)| (*key, *content)).collect();
-            prop_assert_eq!(all, expected);
+            prop_assert_eq!(&all, &expected);
             prop_assert_eq!(table.pages, model.len() as u64);
             prop_assert_eq!(table.stored, model.values().filter(|content| is_stored(**content)).count() as u64);
             for (&(space, page), content) in &model {
                 prop_assert_eq!(table.get(space, page), Some(*content));
             }
             prop_assert_eq!(table.get(SpaceId(9), 0), None);
+            let part = |page: &u64| (100..300).contains(page);
+            let within: Vec<_> = table.within(SpaceId(1), 100..300).collect();
+            let expected = all.iter().filter(|((space, page), _)| space.0 == 1 && part(page));
+            prop_assert_eq!(within, expected.map(|((_, page), content)| (*page, *content)).collect::<Vec<_>>());
         }
     }
 

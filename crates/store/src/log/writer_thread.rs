@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use image::{Blob, Commit, LogId, LogPlace, LogSegment, LogSlot};
+use image::{Blob, LogId, LogPlace, LogSegment, LogSlot};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
@@ -65,10 +65,6 @@ pub(super) struct WriterThread {
     /// The compressor of old segments; `None` if compression is disabled.
     pub(super) compression: Option<Compressor>,
     pub(super) pending: Vec<Pending>,
-    /// The newest checkpoint that this writer has written, and its size.
-    pub(super) newest: Option<(Commit, ByteCount)>,
-    /// See [`LogOptions::wasted_max`](super::options::LogOptions::wasted_max).
-    pub(super) wasted_max: PageCount,
     pub(super) status: LogStatus,
 }
 
@@ -173,10 +169,7 @@ impl WriterThread {
             }
             // The next root (checkpoint description) will not name the invalidated checkpoints. After the commit of
             // this root, the segments of the invalidated checkpoints are removed.
-            Order::Void(above) => {
-                self.newest = None;
-                self.retention.void_above(above);
-            }
+            Order::Void(above) => self.retention.void_above(above),
             Order::Fit => self.fit()?,
             Order::Abandon => self.epoch = None,
             Order::Finish(finish) => {
@@ -248,7 +241,7 @@ impl WriterThread {
             |space, page| epoch.delta.pages.get(space, page).and_then(|content| place_of(segments, content));
         let all = epoch.pages_written;
         let choosable = |space, page| earlier(space, page).filter(|place| is_free(*place));
-        let allowance = Allowance { pages: self.wasted_max.get(), share: WASTED_SHARE };
+        let allowance = Allowance { pages: self.active_segment.wasted_max.get(), share: WASTED_SHARE };
         let runs = epoch.unused.choose(packed, all, allowance, choosable, is_free);
         for run in &runs {
             let indexes: Option<Vec<BlockIndex>> =
@@ -367,7 +360,8 @@ impl WriterThread {
         self.status.segments = segments.numbers.len();
         self.status.disk = segments.disk();
         self.status.compressed = segments.compressed();
-        self.status.newest_written = self.newest.as_ref().map(|newest| newest.1).unwrap_or_default();
+        self.status.newest_written =
+            self.retention.newest.as_ref().map(|newest| newest.1).unwrap_or_default();
         self.status.written = ByteCount(self.active_segment.written);
         self.status.clone_into(&mut locked(&self.shared.state).status);
     }

@@ -340,3 +340,45 @@ fn the_first_error_of_a_sink_ends_the_load() {
     let result = image.load(image.index().extents(), TWO, refuse);
     assert!(matches!(result, Err(Error::InvalidName { .. })));
 }
+
+#[test]
+fn pages_that_processes_share_are_stored_once() {
+    let scratch = tempfile::tempdir().unwrap();
+    for codec in [None, store::codec("zstd")] {
+        let path = scratch.path().join(codec.map_or("plain", |codec| codec.name()));
+        let writer = ImageWriter::create(&path, store::WriteOptions { codec, ..options() }).unwrap();
+        let mut expected = BTreeMap::new();
+        // Space 2 has changed page 20, space 3 has cleared page 21, and space 4 has no page in common with the others.
+        for space in 1..=4 {
+            let mut batch = writer.buffer().unwrap();
+            let bytes = batch.push(SpaceId(space), Address(16 * PAGE_BYTES), PageCount(16)).unwrap();
+            for (number, page) in bytes.chunks_mut(PAGE_BYTES as usize).enumerate() {
+                let value = match (space, 16 + number as u64) {
+                    (2, 20) => 200,
+                    (3, 21) => 0,
+                    (4, page) => 100 + page as u8,
+                    (_, page) => page as u8,
+                };
+                page.fill(value);
+                expected.insert((space, 16 + number as u64), value);
+            }
+            batch.mark_shared();
+            writer.append(batch).unwrap();
+        }
+        // The same content at another address, and the same content without a mark.
+        append(&writer, 5, 16, &[16, 17]).unwrap();
+        expected.extend([((5, 16), 16), ((5, 17), 17)]);
+        writer.finish(&records(), meta(1)).unwrap();
+
+        let image = ImageReader::open(&path).unwrap();
+        assert_eq!(pages(&image), expected);
+        if codec.is_none() {
+            let stored = path.join("pages-0.seg").metadata().unwrap().len() / PAGE_BYTES;
+            assert_eq!(stored, 16 + 1 + 16 + 2);
+        }
+        let range = AddressRange::new(Address(0), Address(99 * PAGE_BYTES));
+        let common = |one, other| image.common_pages(SpaceId(one), SpaceId(other), range).same_place.pages();
+        assert_eq!((common(1, 2), common(2, 3), common(1, 4)), (PageCount(15), PageCount(14), PageCount(0)));
+        verify(&path).unwrap();
+    }
+}

@@ -61,6 +61,14 @@ impl Stat {
         self.flags & PF_KTHREAD != 0
     }
 
+    /// Reports whether the process was created by fork(2) and has not called execve(2) since: PF_FORKNOEXEC in
+    /// `linux/sched.h`. Such a process can share pages with its parent, copy-on-write.
+    #[must_use]
+    pub fn is_forked(&self) -> bool {
+        const PF_FORKNOEXEC: u64 = 0x40;
+        self.flags & PF_FORKNOEXEC != 0
+    }
+
     /// Reports whether two readings may belong to the same execution of a program. An exec(2) normally
     /// changes the layout of the address space. Without address space randomisation, the layout may stay the
     /// same.

@@ -181,7 +181,7 @@ impl Spaces {
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
             let Some(process) = before.processes.living.get(pid) else { continue };
-            pages += tracked.copy_deferred(process, sink, None)?;
+            pages += tracked.copy_deferred(process, Moment::Running, sink, None)?;
         }
         self.is_orderly = true;
         Ok(pages)
@@ -253,7 +253,7 @@ impl Spaces {
                 let Some(process) = before.processes.living.get(pid) else { continue };
                 // With many processes, even the first few pages of each need more time than the deadline allows.
                 if pages == PageCount(0) || !until.has_passed() {
-                    pages += tracked.copy_deferred(process, sink, Some(until))?;
+                    pages += tracked.copy_deferred(process, Moment::Stopped, sink, Some(until))?;
                 }
                 left += tracked.deferred.pages;
             }

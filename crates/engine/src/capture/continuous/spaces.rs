@@ -114,7 +114,7 @@ impl Memory for Writing<'_> {
         for (pid, tracked) in &mut spaces.tracked {
             let Some(process) = before.processes.living.get_mut(pid) else { continue };
             if spaces.counts.residual == PageCount(0) || !until.is_some_and(Deadline::has_passed) {
-                spaces.counts.residual += tracked.copy_deferred(process, *sink, until)?;
+                spaces.counts.residual += tracked.copy_deferred(process, Moment::Stopped, *sink, until)?;
             }
             if tracked.deferred.pages == PageCount(0) {
                 tracked.copy_unread(process, *sink)?;

@@ -203,6 +203,7 @@ impl Tracked {
     pub(super) fn copy_deferred(
         &mut self,
         process: &Process,
+        moment: Moment,
         sink: &dyn PageSink,
         until: Option<Deadline>,
     ) -> Result<PageCount> {
@@ -219,6 +220,9 @@ impl Tracked {
         let Some(first) = first else { return Ok(PageCount(0)) };
         let pid = process.stat.pid;
         let mut copier = Copier::tolerant(sink, first);
+        if moment == Moment::Stopped {
+            copier = copier.in_pause();
+        }
         while self.deferred.pages > PageCount(0) {
             if copier.room() == PageCount(0) && sink.has_to_make() && !may_make(until) {
                 break;
@@ -230,7 +234,7 @@ impl Tracked {
             while room > PageCount(0)
                 && let Some(range) = self.deferred.take(room)
             {
-                copier.add(pid, self.space, range)?;
+                copier.add(pid, &process.space, range)?;
                 room = PageCount(room.get() - range.pages().get());
             }
             copier.flush(pid)?;

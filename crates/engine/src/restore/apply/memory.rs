@@ -5,7 +5,6 @@
 //! Does not: create or remove mappings.
 
 use std::fs::File;
-use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +22,7 @@ use super::compare::Comparison;
 use crate::capture::{Present, without};
 use crate::error::Result;
 use crate::records::object_space;
-use crate::restore::content::{THREADS, Target};
+use crate::restore::content::{THREADS, Target, differing};
 use crate::restore::plan::Plan;
 
 /// MADV_DONTNEED_LOCKED: discards pages, including pages of locked memory.
@@ -69,7 +68,7 @@ pub(super) fn write_processes(reader: &ImageReader, wanted: &Plan, present: &Pre
     let written = AtomicU64::new(0);
     for process in wanted.living() {
         let Some(memory) = present.spaces.get(&process.pid).map(|space| &space.memory) else { continue };
-        let target = Target { process, memory };
+        let target = Target { process, memory, present: None, areas: None };
         let extents = reader.index().of_space(SpaceId(process.message.space));
         each_part(reader, extents, |at, bytes| {
             // A page that cannot be read is written. A failed write returns the error.
@@ -159,40 +158,4 @@ fn each_part(
         }
     }
     Ok(())
-}
-
-/// Returns the runs of pages that differ, as ranges of byte offsets.
-fn differing<'a>(is: &'a [u8], wanted: &'a [u8]) -> impl Iterator<Item = Range<usize>> + 'a {
-    let page = |at: usize| at..(at + PAGE).min(wanted.len());
-    let differs = move |at: usize| is.get(page(at)) != Some(&wanted[page(at)]);
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        while at < wanted.len() && !differs(at) {
-            at += PAGE;
-        }
-        let start = at;
-        while at < wanted.len() && differs(at) {
-            at += PAGE;
-        }
-        (start < wanted.len()).then(|| start..at.min(wanted.len()))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_of_pages_that_differ_are_found() {
-        let is = vec![0; 5 * PAGE];
-        let mut wanted = is.clone();
-        assert_eq!(differing(&is, &wanted).count(), 0);
-        for at in [PAGE, 2 * PAGE + 5, 5 * PAGE - 1] {
-            wanted[at] = 1;
-        }
-        let found: Vec<_> = differing(&is, &wanted).collect();
-        assert_eq!(found, [PAGE..3 * PAGE, 4 * PAGE..5 * PAGE]);
-        // A page that could not be read counts as different.
-        assert!(differing(&[], &wanted[..PAGE + 1]).eq(std::iter::once(0..PAGE + 1)));
-    }
 }

@@ -194,15 +194,9 @@ pub(super) fn choose(plan: &Plan, index: &PageIndex) -> Vec<(Pid, SpaceId, Vec<A
     let mut total = 0;
     for process in plan.living() {
         let space = SpaceId(process.message.space);
-        let mut ranges: Vec<AddressRange> = Vec::new();
-        for area in process.areas.iter().filter(|area| may_wait(process, area)) {
-            let bytes = stored_bytes(index.of_space(space), area.range());
-            if bytes < MAPPING_BYTES_MIN.get() {
-                continue;
-            }
-            total += bytes;
-            ranges.push(area.range());
-        }
+        let areas = process.areas.iter().filter(|area| may_wait(process, area));
+        let (ranges, bytes) = large(areas.map(AreaRecord::range), index.of_space(space));
+        total += bytes;
         if !ranges.is_empty() {
             chosen.push((process.pid, space, ranges));
         }
@@ -210,11 +204,31 @@ pub(super) fn choose(plan: &Plan, index: &PageIndex) -> Vec<(Pid, SpaceId, Vec<A
     if total < TREE_BYTES_MIN.get() { Vec::new() } else { chosen }
 }
 
+/// Chooses some private anonymous areas of one process, for which `extents` store many bytes.
+pub(super) fn choose_among(
+    areas: impl Iterator<Item = AddressRange>,
+    extents: &[Extent],
+) -> Vec<AddressRange> {
+    let (ranges, bytes) = large(areas, extents);
+    if bytes < TREE_BYTES_MIN.get() { Vec::new() } else { ranges }
+}
+
+/// Returns the ranges for which `extents` store many bytes, and the number of these bytes.
+fn large(ranges: impl Iterator<Item = AddressRange>, extents: &[Extent]) -> (Vec<AddressRange>, u64) {
+    let sizes = ranges.map(|range| (range, stored_bytes(extents, range)));
+    let large: Vec<_> = sizes.filter(|(_, bytes)| *bytes >= MAPPING_BYTES_MIN.get()).collect();
+    (large.iter().map(|(range, _)| *range).collect(), large.iter().map(|(_, bytes)| bytes).sum())
+}
+
 /// Reports whether an area can be filled while the program runs.
-fn may_wait(process: &PlannedProcess, area: &AreaRecord) -> bool {
+pub(super) fn may_wait(process: &PlannedProcess, area: &AreaRecord) -> bool {
+    area.object == 0 && !area.shared && is_plain(process, area)
+}
+
+/// Reports whether an area has only flags that affect neither its pages nor fork(2), and no guard region.
+pub(super) fn is_plain(process: &PlannedProcess, area: &AreaRecord) -> bool {
     let has_guards = process.guards.iter().any(|guard| guard.overlaps(area.range()));
-    let plain = area.flags.iter().all(|flag| FLAGS.contains(&flag.as_str()));
-    area.object == 0 && !area.shared && plain && !has_guards
+    area.flags.iter().all(|flag| FLAGS.contains(&flag.as_str())) && !has_guards
 }
 
 /// Returns the number of bytes that an image stores for a range.
