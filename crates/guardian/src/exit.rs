@@ -234,6 +234,8 @@ fn of_undo(error: &UndoError) -> ExitCode {
 fn of_kernel(error: &sys::Error) -> ExitCode {
     match error.errno {
         Errno::EPERM | Errno::EACCES | Errno::ENOSYS => ExitCode::Missing,
+        // A process has ended meanwhile.
+        Errno::ESRCH => ExitCode::Refused,
         _ => ExitCode::Failure,
     }
 }

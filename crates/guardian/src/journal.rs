@@ -207,6 +207,9 @@ fn write(shared: &Shared, mut events: EventFiles, clock: &Clock) {
         // Events are written first, so that a reader of the new status finds the events that led to this status.
         let appended = events.append(&mut rows);
         let written = record.as_ref().map_or(Ok(()), |record| record.write(events.directory()));
+        if written.is_err() {
+            Record::mark_outdated(events.directory());
+        }
         shared.keep(record.filter(|_| written.is_err()), rows);
         if let Err(error) = appended.and(written) {
             shared.state().error = Some(error);

@@ -9,7 +9,9 @@
 //! could have written is not read.
 //! Does not: guarantee that the newest version survives a power cut. A restore does not need this file.
 
+use std::fs::Permissions;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use engine::Slices;
@@ -25,6 +27,9 @@ use crate::files::FilesReport;
 use crate::time;
 
 const FILE: &str = "status.json";
+
+/// The mode of a status file that is outdated.
+const OUTDATED_MODE: u32 = 0o400;
 /// Maximum number of bytes that are read. A usual status is a thousand times smaller.
 const BYTES_MAX: u64 = 4 << 20;
 
@@ -410,6 +415,19 @@ impl Record {
     /// Writes the record to the status file in the directory of a subject.
     pub(crate) fn write(&self, directory: &Path) -> Result<()> {
         replace_json(&directory.join(FILE), &directory.join(format!(".{FILE}.new")), self)
+    }
+
+    /// Marks the status file in this directory as outdated, because a newer record could not be written. A change of the
+    /// mode needs no space on a full disk. The next record that is written replaces the file and its mode.
+    pub(crate) fn mark_outdated(directory: &Path) {
+        // The status is only the worse for an error here: the next guardian trusts it.
+        let _ = std::fs::set_permissions(directory.join(FILE), Permissions::from_mode(OUTDATED_MODE));
+    }
+
+    /// Reports whether the status file in this directory is marked as outdated.
+    pub(crate) fn is_outdated(directory: &Path) -> bool {
+        std::fs::metadata(directory.join(FILE))
+            .is_ok_and(|metadata| metadata.permissions().mode() & 0o777 == OUTDATED_MODE)
     }
 
     /// Reports whether the guardian that wrote the record still lives.

@@ -166,7 +166,7 @@ fn a_pid_that_is_taken_is_named_and_left_alone() {
         assert_refused(&said, 4, &["--pid ns, --pid any", "not supported yet", "help: leave out --pid"]);
     }
     let said = lab.say(["checkpoint", &pid.to_string(), "--image", image.to_str().unwrap()]);
-    assert_refused(&said, 125, &["exists already"]);
+    assert_refused(&said, 3, &["exists already"]);
 }
 
 #[test]
@@ -418,9 +418,9 @@ fn a_process_that_is_not_there_is_named() {
     for verb in ["checkpoint", "preflight"] {
         let mut words = vec![verb, "4194304"];
         words.extend((verb == "checkpoint").then_some(["--image", "image"]).into_iter().flatten());
-        assert_refused(&lab.say(&words), 125, &["no process 4194304"]);
+        assert_refused(&lab.say(&words), 3, &["no process 4194304"]);
     }
-    assert_refused(&lab.say(["run", "--adopt", "4194304"]), 125, &["no process 4194304"]);
+    assert_refused(&lab.say(["run", "--adopt", "4194304"]), 3, &["no process 4194304"]);
     assert_refused(&lab.say(["run", "--", "/no/such/program"]), 127, &["/no/such/program"]);
 }
 
@@ -439,7 +439,7 @@ fn subjects_that_exit_exec_or_fork_meanwhile_are_whole_or_named() {
             let said = lab.say(["checkpoint", &pid, "--image", image.to_str().unwrap()]);
             match said.code {
                 Some(0) => taken += 1,
-                _ => assert_refused(&said, 125, &["pid"]),
+                _ => assert_refused(&said, 3, &["pid"]),
             }
             counter.goes_on(2);
         }
@@ -454,7 +454,7 @@ fn subjects_that_exit_exec_or_fork_meanwhile_are_whole_or_named() {
         let said = lab.say(["checkpoint", &pid, "--image", image.to_str().unwrap()]);
         match said.code {
             Some(0) => assert_eq!(lab.say(["verify", image.to_str().unwrap()]).code, Some(0)),
-            _ => assert_refused(&said, 125, &[&pid]),
+            _ => assert_refused(&said, 3, &[&pid]),
         }
         assert_eq!(crate::common::wait(&mut child).code(), Some(0), "its status is its own");
     }

@@ -473,7 +473,7 @@ fn a_clock_that_is_behind_refuses_the_restore_by_name() {
     let lab = Lab::new();
     let (image, pidfile) = (lab.path("image"), lab.path("pid"));
     let script = format!(
-        "setsid sleep 600 > /dev/null 2>&1 < /dev/null & sleep 0.3; exec {} checkpoint $! --kill --image {}",
+        "setsid sleep 600 > /dev/null 2>&1 < /dev/null & echo $!; sleep 0.3; exec {} checkpoint $! --kill --image {}",
         env!("CARGO_BIN_EXE_undying"),
         image.display()
     );
@@ -485,6 +485,12 @@ fn a_clock_that_is_behind_refuses_the_restore_by_name() {
         return println!("unsupported: time namespaces ({})", said.stderr);
     }
     assert_eq!(said.code, Some(0), "{said:?}");
+    // The test is the parent of the killed program, whose number is taken until it is reaped.
+    let pid = Pid(said.stdout.lines().next().unwrap().parse().unwrap());
+    until("the end of the program", || {
+        crate::common::reap(pid);
+        ProcessId::of(pid).is_err().then_some(())
+    });
     let restore = |options: &[&str]| {
         let words = ["restore", image.to_str().unwrap(), "--detach", "--pidfile", pidfile.to_str().unwrap()];
         lab.say(words.iter().chain(options))

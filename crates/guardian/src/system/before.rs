@@ -63,14 +63,19 @@ impl Before {
 }
 
 /// Returns the living root of a component without a guardian. If the disk was full, the status names an earlier root. The
-/// mark of the processes then finds the present root.
+/// mark of the processes then finds the present root. Without a full disk, a process with the mark is a descendant that
+/// the component has left, and is no root.
 fn living_root(store: &Store, name: &str) -> Option<ProcessKey> {
     // A record that cannot be read names no process that could be taken over.
-    let subject = Record::read(&store.root().join(name)).ok()??;
+    let directory = store.root().join(name);
+    let subject = Record::read(&directory).ok()??;
     if subject.is_guarded() || !subject.is_of_this_boot() {
         return None;
     }
-    if subject.has_root() { Some(subject.root.key()) } else { living_root::with_mark(&subject.requests) }
+    if subject.has_root() {
+        return Some(subject.root.key());
+    }
+    if Record::is_outdated(&directory) { living_root::with_mark(&subject.requests) } else { None }
 }
 
 /// Returns the last checkpoint of a subject. Returns `None` if the checkpoints cannot be listed, because no checkpoint

@@ -64,7 +64,8 @@ impl Scratch {
 
     pub(crate) fn log_bytes(&self) -> u64 {
         let entries = std::fs::read_dir(self.log()).unwrap();
-        entries.map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+        // Another thread may remove an entry meanwhile.
+        entries.filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len())).sum()
     }
 }
 
