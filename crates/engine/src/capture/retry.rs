@@ -82,6 +82,9 @@ impl Retries {
 
     /// Decides whether another attempt follows a failed attempt.
     pub(crate) fn after(&mut self, error: EngineError) -> Verdict {
+        if !is_alive(self.root) && error.says_gone() {
+            return Verdict::Lasting(EngineError::NoProcess(self.root));
+        }
         if !is_transient(&error) || !is_alive(self.root) {
             return Verdict::Lasting(error);
         }
