@@ -23,10 +23,6 @@ use crate::error::{Error, Result};
 use crate::meta::CommitMeta;
 use crate::pool::locked;
 
-/// The number of segments that exist beside the segments of complete checkpoints: two are created in advance, and two
-/// are partly filled.
-const SEGMENTS_AHEAD: u64 = 4;
-
 /// The file name in commit records of a log, because the format requires a name.
 const LOG_FILE: &str = "log";
 
@@ -113,17 +109,12 @@ impl WriterThread {
         let Some(max) = self.retention.size.bytes(stored, segments.segment_bytes()) else { return };
         let own = self.needed();
         self.status.size_max = Some(max);
-        let room = ByteCount(max.get().saturating_sub(next.get() + self.ahead().get()));
+        let room = ByteCount(max.get().saturating_sub(next.get()));
         if self.retention.fit(room, &own, held, |segment| segments.length(segment)) {
             self.status.is_shortened = true;
         } else if self.retention.kept.len() + 1 >= self.retention.policy.count() {
             self.status.is_shortened = false;
         }
-    }
-
-    /// Returns the size of the segments that are being filled, or were created in advance.
-    pub(super) fn ahead(&self) -> ByteCount {
-        ByteCount(SEGMENTS_AHEAD * self.state.segments.segment_bytes().get())
     }
 
     /// Returns the segments of the newest state, and of its index parts.

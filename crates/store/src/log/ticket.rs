@@ -63,8 +63,6 @@ pub struct LogStatus {
     pub moved: PageCount,
     /// The number of bytes written for the newest checkpoint.
     pub newest_written: ByteCount,
-    /// Whether the log would exceed its maximum size with the next checkpoint, if this is as large as the newest.
-    pub lacks_room: bool,
     /// The number of copies that were written to the place of an earlier copy, since the writer was opened.
     pub reused: PageCount,
     /// The number of syncs since the writer was opened.

@@ -132,8 +132,9 @@ impl LogWriter {
     pub fn hold(&self, sequences: &[Sequence]) {
         let mut state = locked(&self.shared.state);
         sequences.clone_into(&mut state.held);
-        let LogStatus { lacks_room, kept, .. } = &state.status;
-        let fits_less = *lacks_room && kept.iter().any(|kept| !sequences.contains(kept));
+        let LogStatus { size_max, disk, newest_written, kept, .. } = &state.status;
+        let is_large = size_max.is_some_and(|max| disk.get() + newest_written.get() > max.get());
+        let fits_less = is_large && kept.iter().any(|kept| !sequences.contains(kept));
         drop(state);
         if fits_less {
             // After a failed write, the next commit reports the error.

@@ -362,8 +362,6 @@ impl WriterThread {
         self.status.compressed = segments.compressed();
         self.status.newest_written =
             self.retention.newest.as_ref().map(|newest| newest.1).unwrap_or_default();
-        let needed = self.status.disk.get() + self.status.newest_written.get() + self.ahead().get();
-        self.status.lacks_room = self.status.size_max.is_some_and(|max| needed > max.get());
         self.status.written = ByteCount(self.active_segment.written);
         self.status.clone_into(&mut locked(&self.shared.state).status);
     }
