@@ -23,7 +23,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The checkpoint that is restored, as the environment of the command describes it.
 #[derive(Clone, Debug)]
-pub(crate) struct Described {
+pub(crate) struct RestoredFrom {
     /// Name of the subject; empty for an image outside a store.
     pub(crate) name: String,
     /// The image: a directory, or NAME@SEQ.
@@ -43,17 +43,17 @@ pub(crate) struct SignalSets {
 /// Runs the command with `sh -c`, and waits for its end. `create` creates the process. Returns why the command has failed.
 pub(crate) fn run(
     script: &OsString,
-    (described, root): (&Described, Pid),
+    (restored_from, root): (&RestoredFrom, Pid),
     signals: SignalSets,
     create: impl FnOnce(Creation<'_>) -> sys::Result<Pid>,
 ) -> Option<String> {
     let mut command = Command::new("sh");
     command.arg("-c").arg(script).stdin(Stdio::null());
-    if let Some(directory) = &described.directory {
+    if let Some(directory) = &restored_from.directory {
         command.current_dir(directory);
     }
-    command.env("UNDYING_NAME", &described.name).env("UNDYING_IMAGE", &described.image);
-    command.env("UNDYING_SEQ", described.sequence.to_string()).env("UNDYING_PID", root.to_string());
+    command.env("UNDYING_NAME", &restored_from.name).env("UNDYING_IMAGE", &restored_from.image);
+    command.env("UNDYING_SEQ", restored_from.sequence.to_string()).env("UNDYING_PID", root.to_string());
     sys::signal::start_with(&mut command, signals.blocked, signals.defaults);
     let (command, started) = (RefCell::new(command), RefCell::new(None));
     let created = create(&|| {
@@ -100,8 +100,8 @@ mod tests {
 
     fn run_here(script: &str) -> Option<String> {
         let (name, image) = ("job".to_owned(), "job@7".to_owned());
-        let described = Described { name, image, sequence: Sequence(7), directory: Some("/".into()) };
-        run(&script.into(), (&described, Pid(42)), SignalSets::default(), |create| create())
+        let restored_from = RestoredFrom { name, image, sequence: Sequence(7), directory: Some("/".into()) };
+        run(&script.into(), (&restored_from, Pid(42)), SignalSets::default(), |create| create())
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::inspection::{require_features, require_restorable};
 use crate::location::StoreLocation;
-use crate::on_restore::{self, Described, SignalSets};
+use crate::on_restore::{self, RestoredFrom, SignalSets};
 use crate::pidfile::PidFile;
 use crate::signals::{self, CONT, Request, Signals};
 use crate::streams::Streams;
@@ -251,7 +251,7 @@ fn before_run(
     let sequence = request.store.read(&request.image)?.commit().sequence;
     let name = request.store.subject_of(&request.image)?.map(|(_, name)| name.to_string());
     let image = name.as_ref().map_or_else(|| request.image.clone(), |name| format!("{name}@{sequence}"));
-    let described = Described { name: name.unwrap_or_default(), image, sequence, directory: None };
+    let restored_from = RestoredFrom { name: name.unwrap_or_default(), image, sequence, directory: None };
     let sets = signals.map_or_else(SignalSets::default, |signals| SignalSets {
         blocked: signals.blocked_before,
         defaults: signals.defaults,
@@ -259,7 +259,7 @@ fn before_run(
     let (command, failure) = (request.on_restore.clone(), Rc::clone(failure));
     Ok(BeforeRun::new(move |root| {
         record.map_or(Ok(()), |record| record())?;
-        let run = |script| on_restore::run(&script, (&described, root), sets, |create| create());
+        let run = |script| on_restore::run(&script, (&restored_from, root), sets, |create| create());
         if let Some(reason) = command.and_then(run) {
             // The cell is empty, because the step is called at most once.
             let _ = failure.set(reason);

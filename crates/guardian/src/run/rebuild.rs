@@ -42,7 +42,7 @@ use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
-use crate::on_restore::{self, Described, SignalSets};
+use crate::on_restore::{self, RestoredFrom, SignalSets};
 use crate::streams::Streams;
 use crate::subject::Subject;
 
@@ -275,11 +275,11 @@ impl Rebuild {
         let (host, failure) = (Arc::clone(&self.host), Rc::clone(failure));
         let (name, image) = (self.name.to_string(), format!("{}@{sequence}", self.name));
         // A component runs in a directory of its own.
-        let described = Described { name, image, sequence, directory: self.launch.directory.clone() };
+        let restored_from = RestoredFrom { name, image, sequence, directory: self.launch.directory.clone() };
         Some(BeforeRun::new(move |root| {
             let sets = SignalSets { blocked: host.blocked_before, defaults: host.defaults };
             let create = |create: Creation<'_>| host.reaper.create_exempt(create);
-            if let Some(reason) = on_restore::run(&script, (&described, root), sets, create) {
+            if let Some(reason) = on_restore::run(&script, (&restored_from, root), sets, create) {
                 // The cell is empty, because the step is called at most once.
                 let _ = failure.set(reason);
             }

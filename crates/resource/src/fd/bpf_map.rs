@@ -1,4 +1,4 @@
-//! Saves and restores BPF maps of the types hash and array, described in bpf(2): the descriptor kind `fd/bpf_map`.
+//! Saves and restores BPF maps of the types hash and array (bpf(2)): the descriptor kind `fd/bpf_map`.
 //!
 //! Owns: name, sizes, flags and content of a map, whether it is frozen, and the access of each descriptor.
 //! Invariants: all descriptors of one map lead to one restored map. A map that a loaded program or a process outside the

@@ -236,7 +236,7 @@ impl Driver {
 }
 
 impl Guard {
-    /// Tells the operator of `undying run` how the program is protected. A component is described by its system file.
+    /// Tells the operator of `undying run` how the program is protected. The system file of a component says this already.
     fn report_protection(&mut self) {
         if self.request.launch.is_service {
             return;
