@@ -196,6 +196,9 @@ static void close_and_take_again(unsigned round)
 	require(listener >= 0 && !setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)));
 	int is_bound = !bind(listener, (struct sockaddr *)&address, sizeof(address)) && !listen(listener, 1);
 	failures += is_taken(is_bound, EADDRINUSE);
+	/* Another program can have taken the port. */
+	if (!is_bound)
+		address.sin_port = 0;
 	require(!is_bound || !getsockname(listener, (struct sockaddr *)&address, &length));
 	int locked = open("locked", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	require(locked >= 0);
