@@ -31,6 +31,7 @@ mod segment;
 mod sink;
 mod staging;
 mod store;
+mod surplus;
 mod tidy;
 pub mod trust;
 mod writer;

@@ -5,8 +5,8 @@
 //! Owns: the number of buffers; the wait for a buffer, and its time limit; the failure of all waits after a writer has
 //! failed.
 //! Invariants: the number of buffers is at most the sum of the pool's limit, the reserve and the spare buffers of the
-//! last pause. While more buffers exist than the limit plus the reserve, each returned buffer is freed. A new reserve
-//! is granted only when all spare buffers are freed. After a failure, no caller waits.
+//! last pause. While more buffers exist than the limit plus the reserve, each returned buffer becomes a surplus
+//! buffer, which does not count. A new reserve is granted only when all spare buffers are returned. After a failure, no caller waits.
 //! Does not: clear a buffer between two uses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,6 +20,7 @@ use sys::page_buffer::PageBuffer;
 
 use crate::batch::{Lent, PageBatch, Piece};
 use crate::error::{Error, Result};
+use crate::surplus::Surplus;
 
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -30,6 +31,7 @@ pub(crate) struct Pool {
     pub(crate) size: ByteCount,
     /// The number of existing buffers, both free and in use.
     made: Arc<AtomicUsize>,
+    surplus: Mutex<Surplus>,
 }
 
 #[derive(Debug, Default)]
@@ -50,7 +52,7 @@ impl Pool {
     /// Returns a pool of at most `limit` buffers. A buffer is allocated when it is first needed.
     pub(crate) fn new(limit: usize, buffer_pages: PageCount) -> Self {
         let (state, changed, size) = (Mutex::default(), Condvar::new(), buffer_pages.bytes());
-        Self { state, changed, limit, size, made: Arc::default() }
+        Self { state, changed, limit, size, made: Arc::default(), surplus: Mutex::default() }
     }
 
     /// Allocates all buffers now.
@@ -69,7 +71,7 @@ impl Pool {
         PageCount(self.size.get() / PAGE_BYTES)
     }
 
-    /// Returns the memory of all buffers, including free buffers.
+    /// Returns the memory of all buffers, including free buffers, and without surplus buffers.
     pub(crate) fn total(&self) -> ByteCount {
         ByteCount(self.made.load(Ordering::Relaxed) as u64 * self.size.get())
     }
@@ -96,13 +98,15 @@ impl Pool {
 
     /// Waits for a reserve of `count` buffers, beyond the limit of the pool. Calls `drive` once before the first wait.
     pub(crate) fn reserve(&self, drive: impl FnOnce() -> Result<()>, count: usize) -> Result<Vec<PageBatch>> {
+        locked(&self.surplus).tidy();
         self.wait_for(drive, |state| self.take_reserve(state, count))
     }
 
-    /// Allocates a buffer, regardless of all limits. Takes no lock. If another thread held the lock, that thread might
-    /// get no processor until the caller is finished.
+    /// Returns a surplus buffer, or allocates a buffer, regardless of all limits. Waits for no lock. If another thread held
+    /// the lock, that thread might get no processor until the caller is finished.
     pub(crate) fn spare(&self) -> Result<PageBatch> {
-        let buffer = PageBuffer::new(self.size)?;
+        let kept = self.surplus.try_lock().ok().and_then(|mut surplus| surplus.take());
+        let buffer = kept.map_or_else(|| PageBuffer::new(self.size), Ok)?;
         Ok(PageBatch::lent(buffer, self.no_pieces(), Lent::count(&self.made)))
     }
 
@@ -172,20 +176,25 @@ impl Pool {
         locked(&self.state).wait_max = wait_max;
     }
 
-    /// Takes back a buffer. Frees the buffer if more buffers exist than the limit plus the reserve. The pool also
-    /// accepts a buffer of the same size that the pool has not allocated.
+    /// Takes back a buffer. The buffer becomes a surplus buffer if more buffers exist than the limit plus the reserve. The
+    /// pool also accepts a buffer of the same size that the pool has not allocated.
     pub(crate) fn give(&self, buffer: PageBuffer) {
         let mut state = locked(&self.state);
         let limit = self.limit + state.reserved;
         if buffer.size() != self.size {
             return;
         }
+        let mut surplus = None;
         if self.made.load(Ordering::Relaxed) > limit {
             self.made.fetch_sub(1, Ordering::Relaxed);
+            surplus = Some(buffer);
         } else if state.free.len() < limit {
             state.free.push(buffer);
         }
         drop(state);
+        if let Some(buffer) = surplus {
+            locked(&self.surplus).keep(buffer);
+        }
         // Wakes all waiting threads, because a thread that waits for a reserve may need several buffers.
         self.changed.notify_all();
     }
@@ -235,10 +244,13 @@ impl Pool {
 
     fn take_reserve(&self, state: &mut State, count: usize) -> Result<Option<Vec<PageBatch>>> {
         state.reserved = count;
-        // Each call frees at most one surplus buffer, because freeing several buffers at once would take too long.
-        if state.free.len() > count && self.made.load(Ordering::Relaxed) > self.limit + count {
+        // Each call gives up at most one buffer, so that the number of buffers falls slowly.
+        if state.free.len() > count
+            && self.made.load(Ordering::Relaxed) > self.limit + count
+            && let Some(buffer) = state.free.pop()
+        {
             self.made.fetch_sub(1, Ordering::Relaxed);
-            state.free.pop();
+            locked(&self.surplus).keep(buffer);
         }
         let missing = count.saturating_sub(state.free.len());
         if missing > 0 && self.made.load(Ordering::Relaxed) + missing > self.limit + count {

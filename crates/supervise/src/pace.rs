@@ -69,6 +69,8 @@ pub(crate) struct Pace {
     /// The costs of recent checkpoints, with the time since the checkpoint before. The first checkpoint of an incarnation
     /// is not in the list: it copies everything, and is needed at any cost.
     costs: VecDeque<(Duration, Duration)>,
+    /// The part of the cost of the first checkpoint that the following checkpoints have not paid yet.
+    debt: Duration,
     has_first: bool,
 }
 
@@ -96,6 +98,7 @@ impl Pace {
             pauses: VecDeque::with_capacity(PAUSES_MAX),
             commits: VecDeque::with_capacity(COMMITS_MAX),
             costs: VecDeque::with_capacity(COSTS_MAX),
+            debt: Duration::ZERO,
             has_first: false,
         }
     }
@@ -112,6 +115,7 @@ impl Pace {
         (self.last, self.paid_until) = (now, now);
         self.commits.clear();
         self.costs.clear();
+        self.debt = Duration::ZERO;
         self.has_first = false;
     }
 
@@ -126,8 +130,11 @@ impl Pace {
         let since = std::mem::replace(&mut self.last, now);
         let paid_until = if std::mem::replace(&mut self.has_first, true) {
             push(&mut self.costs, (costs.total, now.saturating_duration_since(since)), COSTS_MAX);
-            self.pay(costs.total, since, now)
+            let debt = self.repays(costs.total);
+            self.debt -= debt;
+            self.pay(costs.total + debt, since, now)
         } else {
+            self.debt = costs.total;
             now
         };
         let (Some(every), Some(due)) = (self.every, self.next) else { return 0 };
@@ -143,6 +150,11 @@ impl Pace {
         let runs_until = now + RUNS * (costs.pause + costs.before);
         self.next = Some(next.max(runs_until).max(paid_until));
         rounds
+    }
+
+    /// Returns the part of the debt that a checkpoint with this cost pays. The interval is then at most half as long again.
+    fn repays(&self, cost: Duration) -> Duration {
+        self.debt.min(cost / 2)
     }
 
     /// Returns the earliest time for the next checkpoint, so that the costs of all checkpoints are within the limit. Time
@@ -164,7 +176,7 @@ impl Pace {
         let (limit, every) = (self.limit?, self.every?);
         let count = u32::try_from(self.costs.len()).ok().filter(|count| *count >= COSTS_MIN)?;
         let mean = self.costs.iter().map(|(cost, _)| *cost).sum::<Duration>() / count;
-        let needed = limit.spread(mean, self.longest(limit));
+        let needed = limit.spread(mean + self.repays(mean), self.longest(limit));
         (needed > every).then_some(needed)
     }
 
@@ -316,6 +328,19 @@ mod tests {
         assert_eq!(tiny.spread(EVERY, 100 * EVERY), 100 * EVERY);
         assert!(take_many(&mut pace, 2, ZERO) <= 200 * EVERY);
         assert_eq!(take_many(&mut pace, 10, ZERO), 10 * EVERY);
+    }
+
+    #[test]
+    fn the_following_checkpoints_pay_for_the_first_one() {
+        let mut pace = Pace::new(Some(EVERY), Some(tenth()), Instant::now());
+        take_many(&mut pace, 1, 2 * EVERY);
+        take_many(&mut pace, 1, EVERY / 2);
+        assert_eq!(take_many(&mut pace, 3, EVERY / 2), 3 * 15 * EVERY / 2);
+        assert_eq!(pace.longer_interval(), Some(15 * EVERY / 2));
+        // Four checkpoints have paid one interval, and four more pay the rest.
+        assert_eq!(take_many(&mut pace, 4, EVERY / 2), 4 * 15 * EVERY / 2);
+        assert_eq!(take_many(&mut pace, 4, EVERY / 2), 4 * 5 * EVERY);
+        assert_eq!(pace.longer_interval(), Some(5 * EVERY));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! Owns: `PageBuffer`, its mapping, and the madvise(2) advice for the mapping.
 //! Invariants: a buffer begins on a page boundary and is a whole number of pages. All its pages are resident
-//! after its creation. Core dumps do not include a buffer, because it can contain memory of a subject. Forked
+//! after its creation, until it is lent. Core dumps do not include a buffer, because it can contain memory of a subject. Forked
 //! children do not inherit a buffer, because I/O to it may be in flight.
 //! Does not: pool buffers; the code that fills them does.
 //!
@@ -61,6 +61,13 @@ impl PageBuffer {
         ByteCount(self.length as u64)
     }
 
+    /// Lets the kernel take the memory of the buffer if memory becomes scarce. The content is undefined from then on. The
+    /// next write to a page takes the page back.
+    pub fn lend(&mut self) {
+        // If the advice fails, the buffer just keeps its memory.
+        let _ = self.advise(Advice::LinuxFree);
+    }
+
     fn populate(&mut self) {
         if self.advise(Advice::LinuxPopulateWrite).is_err() {
             self.iter_mut().step_by(PAGE_BYTES as usize).for_each(|byte| {
@@ -72,8 +79,8 @@ impl PageBuffer {
     }
 
     fn advise(&mut self, advice: Advice) -> rustix::io::Result<()> {
-        // SAFETY: the range is the mapping that this value owns. No advice that is used here changes the
-        // content.
+        // SAFETY: the range is the mapping that this value owns, and the exclusive reference excludes other
+        // references to the content. Pages that the kernel takes contain zeroes when they are accessed again.
         unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.length, advice) }
     }
 }

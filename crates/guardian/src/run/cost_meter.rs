@@ -1,7 +1,7 @@
 //! Measures what checkpoints cost subjects (protected process trees) besides the time in which they are stopped.
 //!
 //! After a checkpoint, the first write to each copied page causes a page fault. And the work of this process can take
-//! processor time that subjects would have used.
+//! processor time that subjects would have used: their threads wait meanwhile.
 //!
 //! Owns: the processor time of this process, and the idle time of the machine, since the last measurement.
 //! Invariants: the processor time of this process is charged once, to the subject whose checkpoint ends first.
@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use model::PageCount;
 
-/// The duration of a page fault after write protection: 1.1 to 1.5 µs (docs/design/0055).
-const FAULT: Duration = Duration::from_nanos(1300);
+use super::waits;
+
+/// What a page fault after write protection costs (docs/design/0055).
+const FAULT: Duration = Duration::from_nanos(1900);
 
 /// The processor times of this process and of the machine.
 #[derive(Debug)]
@@ -37,11 +39,20 @@ impl CostMeter {
     }
 
     /// Returns the time that a subject has lost by a checkpoint with this number of copied pages, besides the stops.
-    pub(crate) fn charge(&self, copied: PageCount) -> Duration {
+    /// `threads` are the times of its threads since the last measurement, if known.
+    pub(crate) fn charge(&self, copied: PageCount, threads: Option<waits::Times>) -> Duration {
         let now = Times::now();
         let last = std::mem::replace(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner), now);
         let faults = FAULT.saturating_mul(u32::try_from(copied.get()).unwrap_or(u32::MAX));
-        faults + taken_by(last, now) / self.processors
+        let Some(threads) = threads else { return faults + taken_by(last, now) / self.processors };
+        let waited = threads.waited.min(now.used.saturating_sub(last.used));
+        (faults + waited).div_f64(self.running(threads))
+    }
+
+    /// Returns how many threads of a subject run at the same time, on average.
+    fn running(&self, threads: waits::Times) -> f64 {
+        let running = threads.ran.as_secs_f64() / threads.elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
+        running.clamp(1.0, f64::from(self.processors.max(1)))
     }
 }
 
@@ -90,6 +101,21 @@ mod tests {
     #[test]
     fn faults_count_for_each_copied_page() {
         let meter = CostMeter::new();
-        assert!(meter.charge(PageCount(1_000_000)) >= Duration::from_millis(1300));
+        assert!(meter.charge(PageCount(1_000_000), None) >= Duration::from_millis(1900));
+    }
+
+    #[test]
+    fn waits_count_up_to_the_processor_time_of_this_process() {
+        let meter = CostMeter { processors: 4, ..CostMeter::new() };
+        let waited = |waited| Some(waits::Times { waited, ..waits::Times::default() });
+        assert_eq!(meter.charge(PageCount(0), waited(Duration::ZERO)), Duration::ZERO);
+        let begun = sys::clock::process_cpu_time();
+        while sys::clock::process_cpu_time() < begun + Duration::from_millis(20) {}
+        let charged = meter.charge(PageCount(0), waited(Duration::from_secs(1000)));
+        assert!((Duration::from_millis(20)..Duration::from_secs(500)).contains(&charged), "{charged:?}");
+        let elapsed = Duration::from_secs(1);
+        let running = [elapsed / 2, 3 * elapsed, 9 * elapsed]
+            .map(|ran| meter.running(waits::Times { ran, elapsed, ..waits::Times::default() }) as u32);
+        assert_eq!(running, [1, 3, 4]);
     }
 }

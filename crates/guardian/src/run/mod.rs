@@ -28,6 +28,7 @@ mod requested_restart;
 pub(crate) mod requests;
 mod tracer;
 mod tracer_news;
+mod waits;
 mod watching;
 
 pub use channels::ComponentChannels;

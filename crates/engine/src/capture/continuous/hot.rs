@@ -92,6 +92,15 @@ impl HotPages {
         }
     }
 
+    /// Returns how many pages of the first round the second round has found again. `None`: the records are incomplete.
+    pub(super) fn rewritten(&self) -> Option<PageCount> {
+        let again = match self.copied.as_slice() {
+            [first, second, ..] => overlap(first, second),
+            _ => PageCount(0),
+        };
+        (!self.is_lost).then_some(again)
+    }
+
     /// Records the result of the scan in the pause. The pause copies the found pages in any case, so their
     /// deferral is cancelled.
     pub(super) fn note_pause(&mut self, dirty: &DirtyPages) {
@@ -179,6 +188,24 @@ impl HotPages {
     }
 }
 
+/// Returns the number of pages that are in both lists of disjoint ranges, sorted by address.
+fn overlap(one: &[AddressRange], other: &[AddressRange]) -> PageCount {
+    let (mut one, mut other) = (one.iter().peekable(), other.iter().peekable());
+    let mut pages = PageCount(0);
+    while let (Some(a), Some(b)) = (one.peek(), other.peek()) {
+        let (start, end) = (a.start.max(b.start), a.end.min(b.end));
+        if start < end {
+            pages += AddressRange::new(start, end).pages();
+        }
+        if a.end < b.end {
+            one.next()
+        } else {
+            other.next()
+        };
+    }
+    pages
+}
+
 fn mark_due(deferred: &mut Vec<(Address, bool)>, page: Address) {
     match deferred.binary_search_by_key(&page, |(page, _)| *page) {
         Ok(place) => deferred[place].1 = true,
@@ -241,6 +268,22 @@ mod tests {
         // The pause does not find page 4 again, so its deferred copy is due.
         assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[pages(5, 6)]), (6, vec![pages(4, 5)]));
         assert_eq!(epoch(&mut hot, &[pages(1, 9)], &[]).1, vec![pages(4, 5), pages(5, 6)][1..]);
+    }
+
+    #[test]
+    fn pages_of_two_rounds_are_rewritten() {
+        let mut hot = HotPages::new();
+        for round in [&[pages(1, 9), pages(20, 24)][..], &[pages(0, 3), pages(5, 6), pages(8, 22)]] {
+            hot.defer_hot(&mut found(
+                &round.iter().map(|range| (*range, Content::Present)).collect::<Vec<_>>(),
+            ));
+        }
+        assert_eq!(hot.rewritten(), Some(PageCount(2 + 1 + 1 + 2)));
+        let many: Vec<_> = (0..COPIED_MAX as u64).map(|page| pages(2 * page, 2 * page + 1)).collect();
+        hot.defer_hot(&mut found(&many.iter().map(|range| (*range, Content::Present)).collect::<Vec<_>>()));
+        assert_eq!(hot.rewritten(), None, "the records are incomplete");
+        hot.learn();
+        assert_eq!(hot.rewritten(), Some(PageCount(0)));
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! buffer exceeds the pause budget.
 //! Does not: decide about slices; `budget` does.
 
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use model::PageCount;
@@ -80,7 +81,8 @@ impl Spaces {
         while self.counts.rounds < rounds_max {
             let round = self.round(before, sink)?;
             if self.counts.rounds == 2 {
-                self.habits.precopies.note(last, round);
+                let rewritten = self.rewritten(before).unwrap_or_else(|| round.min(last));
+                self.habits.precopies.note(last, rewritten);
             }
             if round <= RESIDUAL_GOAL || !is_worth_another(round, last) {
                 break;
@@ -100,6 +102,16 @@ impl Spaces {
             self.counts.precopied += copied;
         }
         Ok(pages)
+    }
+
+    /// Returns how many pages of the first round the subject has written again before the second round. `None`: unknown.
+    fn rewritten(&self, before: &Before) -> Option<PageCount> {
+        let mut known = before.processes.living.keys().filter_map(|pid| self.tracked.get(pid));
+        known.try_fold(PageCount(0), |sum, tracked| {
+            // With groups, rounds are not recorded.
+            let is_recorded = tracked.granularity == NonZeroU64::MIN;
+            tracked.hot.rewritten().filter(|_| is_recorded).map(|pages| sum + pages)
+        })
     }
 
     /// Copies dirty pages in slices, until a final stop will probably fit into the pause budget.

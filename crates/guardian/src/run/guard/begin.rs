@@ -31,6 +31,7 @@ use super::super::request::{Guarded, RunRequest};
 use super::super::requested_restart::RequestedRestart;
 use super::super::requests::Requests;
 use super::super::tracer::{Place, Tracer, Tracking};
+use super::super::waits::Waits;
 use super::super::watching::{self, Choice, FileWatch, Watching};
 use super::parts::{Driver, Guard, Progress, Refusals, ReportedOnce, Taking, Tree, Voice, WatchedFiles};
 use crate::ancestry;
@@ -215,7 +216,15 @@ impl Voice {
 impl Taking {
     fn of(tracer: Tracer) -> Self {
         let pending = VecDeque::with_capacity(EPOCHS_IN_FLIGHT_MAX);
-        Self { tracer, pending, early: None, raised: Duration::ZERO, longest: Duration::ZERO, recheck: None }
+        Self {
+            tracer,
+            pending,
+            early: None,
+            raised: Duration::ZERO,
+            longest: Duration::ZERO,
+            waits: Waits::default(),
+            recheck: None,
+        }
     }
 }
 

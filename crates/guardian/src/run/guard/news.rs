@@ -173,13 +173,14 @@ impl Guard {
         let is_store_slow = waited_for_store(&taken.phases);
         let Slices { count, longest, total } = taken.slices;
         let sliced = (count > 0).then_some(Sliced { longest, total });
+        let waits = self.taking.waits.measure(descendants.iter().map(|key| key.pid).chain([self.root()]));
         self.feed(Event::Taken {
             ago: taken.phases.began.elapsed(),
             pause: taken.timings.pause,
             arming: taken.arming,
             sliced,
             is_store_slow,
-            besides: self.rebuild.host.costs.charge(taken.precopied + taken.residual),
+            besides: self.rebuild.host.costs.charge(taken.precopied + taken.residual, waits),
         });
         if let Some(found) = comparison {
             self.note_comparison(sequence, &found);

@@ -22,6 +22,7 @@ use super::super::request::RunRequest;
 use super::super::requested_restart::RequestedRestart;
 use super::super::requests::Requests;
 use super::super::tracer::Tracer;
+use super::super::waits::Waits;
 use crate::error::{GuardianError, Result};
 use crate::event::{CheckpointEvent, RunEvent};
 use crate::files::WrittenFiles;
@@ -106,6 +107,8 @@ pub(super) struct Taking {
     pub(super) raised: Duration,
     /// The longest interval that was reported.
     pub(super) longest: Duration,
+    /// How long the threads of the subject waited for a processor.
+    pub(super) waits: Waits,
     /// A failure that the death of the subject may have caused, and the time until which the guard waits for this
     /// death.
     pub(super) recheck: Option<(GuardianError, Instant)>,
