@@ -5,7 +5,7 @@
 //! [`SILENCE`] is killed, and counts as failed.
 //! Does not: judge single tests; `test_output` counts them.
 //!
-//! Tests wait for about half of their time, and many binaries end with one long test. Therefore three binaries run at the
+//! Tests wait for about half of their time, and many binaries end with one long test. Therefore two binaries run at the
 //! same time. cargo runs only one.
 
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ use crate::test_output::Summary;
 /// The variable with the number of tests that a test binary runs in parallel.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
 /// Number of binaries that run at the same time.
-const LANES: usize = 3;
+const LANES: usize = 2;
 /// Maximum time without output of a test binary.
 const SILENCE: Duration = Duration::from_secs(300);
 /// Poll interval while a binary produces no output. The last lines of an ended binary must also arrive within this time.

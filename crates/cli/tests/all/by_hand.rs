@@ -9,14 +9,13 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
-use crate::common::{Lab, Said, copy_program, supported, until, wait};
+use crate::common::{Lab, Said, compiled, copy_program, supported, until, wait};
 
 /// The time in which a restored subject makes many steps.
 const SOME_STEPS: Duration = Duration::from_millis(150);
@@ -37,17 +36,9 @@ fn lab() -> Option<Lab> {
     None
 }
 
-/// Compiles the subject once, and returns its path.
+/// Returns the path of the subject.
 fn ledger() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ledger-{}", std::process::id()));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/ledger.c");
-        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-        let status = Command::new(compiler).args(["-O1", "-o"]).arg(&own).arg(source).status().unwrap();
-        assert!(status.success(), "the ledger does not compile");
-        own
-    })
+    compiled("ledger")
 }
 
 /// Returns the path of the program file of a lab. `is_in_data` selects the data directory, in which the program creates

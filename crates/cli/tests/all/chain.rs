@@ -4,16 +4,15 @@
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::sync::OnceLock;
+use std::path::Path;
+use std::process::Child;
 
 use model::Pid;
 use rustix::process::Signal;
 use serde_json::Value;
 use testkit::ProcessId;
 
-use crate::common::{LIMIT, Lab, supported, until, wait};
+use crate::common::{LIMIT, Lab, compiled, supported, until, wait};
 
 /// The components ("links") in the order in which a request visits them.
 const LINKS: [&str; 4] = ["A", "B", "C", "D"];
@@ -98,17 +97,9 @@ impl Chain {
     }
 }
 
-/// Compiles the link program once, and returns its path.
+/// Returns the path of the link program.
 fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/link.c");
-        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("link-{}", std::process::id()));
-        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-        let status = Command::new(compiler).args(["-O1", "-Wall", "-o"]).arg(&own).arg(&source).status();
-        assert!(status.unwrap().success(), "the link does not compile");
-        own
-    })
+    compiled("link")
 }
 
 /// Returns all permutations of the four positions.

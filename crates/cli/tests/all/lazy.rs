@@ -6,14 +6,13 @@
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::OnceLock;
 use std::time::Instant;
 
 use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
-use crate::common::{Lab, Said, supported, until, wait};
+use crate::common::{Lab, Said, compiled, supported, until, wait};
 
 /// Size of the memory in MiB. The load takes long enough for a kill or a checkpoint in the middle of it.
 const MIB: u64 = 192;
@@ -30,15 +29,7 @@ struct Subject {
 }
 
 fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("lazy-{}", std::process::id()));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/lazy.c");
-        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-        let status = Command::new(compiler).args(["-O1", "-pthread", "-o"]).arg(&own).arg(&source).status();
-        assert!(status.unwrap().success(), "the subject does not compile");
-        own
-    })
+    compiled("lazy")
 }
 
 impl Subject {

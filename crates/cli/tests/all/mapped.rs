@@ -1,14 +1,14 @@
 //! Tests of `undying run`: large files that a program changes through shared mappings are rolled back with the program.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::path::PathBuf;
+use std::process::Child;
 use std::time::Duration;
 
 use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
-use crate::common::{Lab, supported, until};
+use crate::common::{Lab, compiled, supported, until};
 
 const DEATHS: usize = 5;
 /// Bytes that the program appends for each number.
@@ -17,15 +17,6 @@ const LINE_BYTES: u64 = 11;
 const LIFE: u64 = 400;
 /// Maximum age of the checkpoint that a restart uses, on a loaded machine. A checkpoint before the mapping is older.
 const AGE_MAX: Duration = Duration::from_secs(5);
-
-fn mapper() -> PathBuf {
-    let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mapper-{}", std::process::id()));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/mapper.c");
-    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-    let status = Command::new(compiler).args(["-O1", "-o"]).arg(&own).arg(source).status().unwrap();
-    assert!(status.success(), "the mapper does not compile");
-    own
-}
 
 /// Reports whether this machine has all checks of `undying doctor` in `names`.
 fn has(lab: &Lab, names: &[&str]) -> bool {
@@ -51,7 +42,7 @@ impl<'a> Mapping<'a> {
     fn begin(lab: &'a Lab, features_off: &str) -> Self {
         let data = lab.path("data");
         std::fs::create_dir(&data).unwrap();
-        let program = mapper();
+        let program = compiled("mapper");
         let words = ["run", "--name", "job", "--every", "100ms", "--max-restarts", "99/1m", "--"];
         let mut command = lab.undying(words);
         command.arg(program).arg(&data).env("UNDYING_FEATURES_OFF", features_off);

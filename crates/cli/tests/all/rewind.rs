@@ -6,14 +6,13 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
-use crate::common::{Lab, supported, until, wait};
+use crate::common::{Lab, compiled, supported, until, wait};
 
 /// Number of steps of the subject (the test program). Each step takes about 5 ms.
 const STEPS: &str = "700";
@@ -41,18 +40,9 @@ fn lab() -> Option<Lab> {
     Some(lab)
 }
 
-/// Compiles the subject once, and returns its path.
+/// Returns the path of the subject.
 fn writer() -> &'static str {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let path = PROGRAM.get_or_init(|| {
-        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("writer-{}", std::process::id()));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/writer.c");
-        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-        let status = Command::new(compiler).args(["-O1", "-o"]).arg(&own).arg(source).status().unwrap();
-        assert!(status.success(), "the writer does not compile");
-        own
-    });
-    path.to_str().unwrap()
+    compiled("writer").to_str().unwrap()
 }
 
 /// Returns the content of a directory: for each path, the mode and the content or the target of a link.

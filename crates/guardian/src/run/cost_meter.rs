@@ -26,6 +26,8 @@ pub(crate) struct CostMeter {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
+    /// The present time on CLOCK_MONOTONIC.
+    at: Duration,
     /// Processor time that this process has used.
     used: Duration,
     /// Idle time of all processors together.
@@ -45,8 +47,16 @@ impl CostMeter {
         let last = std::mem::replace(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner), now);
         let faults = FAULT.saturating_mul(u32::try_from(copied.get()).unwrap_or(u32::MAX));
         let Some(threads) = threads else { return faults + taken_by(last, now) / self.processors };
-        let waited = threads.waited.min(now.used.saturating_sub(last.used));
+        let waited = threads.waited.min(now.used.saturating_sub(last.used)).mul_f64(self.busy(last, now));
         (faults + waited).div_f64(self.running(threads))
+    }
+
+    /// Returns the share of the processors that were busy. While processors are idle, threads wait for each other and not
+    /// for this process: many of them wake up at the same time.
+    fn busy(&self, last: Times, now: Times) -> f64 {
+        let all = now.at.saturating_sub(last.at).as_secs_f64() * f64::from(self.processors);
+        let idle = now.idle.saturating_sub(last.idle).as_secs_f64();
+        if all > 0.0 { (1.0 - idle / all).clamp(0.0, 1.0) } else { 1.0 }
     }
 
     /// Returns how many threads of a subject run at the same time, on average.
@@ -64,7 +74,11 @@ fn taken_by(last: Times, now: Times) -> Duration {
 
 impl Times {
     fn now() -> Self {
-        Self { used: sys::clock::process_cpu_time(), idle: idle().unwrap_or(Duration::MAX) }
+        Self {
+            at: sys::clock::monotonic(),
+            used: sys::clock::process_cpu_time(),
+            idle: idle().unwrap_or(Duration::MAX),
+        }
     }
 }
 
@@ -90,7 +104,11 @@ mod tests {
 
     #[test]
     fn processor_time_counts_only_if_no_processor_was_idle() {
-        let times = |used, idle| Times { used: Duration::from_secs(used), idle: Duration::from_secs(idle) };
+        let times = |used, idle| Times {
+            used: Duration::from_secs(used),
+            idle: Duration::from_secs(idle),
+            ..Times::default()
+        };
         assert_eq!(taken_by(times(5, 100), times(8, 100)), Duration::from_secs(3));
         assert_eq!(taken_by(times(5, 100), times(8, 102)), Duration::from_secs(1));
         assert_eq!(taken_by(times(5, 100), times(8, 120)), Duration::ZERO);
@@ -113,6 +131,17 @@ mod tests {
         while sys::clock::process_cpu_time() < begun + Duration::from_millis(20) {}
         let charged = meter.charge(PageCount(0), waited(Duration::from_secs(1000)));
         assert!((Duration::from_millis(20)..Duration::from_secs(500)).contains(&charged), "{charged:?}");
+        let at = |at, idle| Times {
+            at: Duration::from_secs(at),
+            idle: Duration::from_secs(idle),
+            ..Times::default()
+        };
+        let busy = [(at(1, 5), at(2, 5)), (at(1, 5), at(2, 6)), (at(1, 5), at(2, 10)), (at(1, 5), at(1, 5))]
+            .map(|(last, now)| meter.busy(last, now));
+        assert!(
+            busy.iter().zip([1.0, 0.75, 0.0, 1.0]).all(|(is, wanted)| (is - wanted).abs() < 1e-9),
+            "{busy:?}"
+        );
         let elapsed = Duration::from_secs(1);
         let running = [elapsed / 2, 3 * elapsed, 9 * elapsed]
             .map(|ran| meter.running(waits::Times { ran, elapsed, ..waits::Times::default() }) as u32);

@@ -8,11 +8,12 @@
 pub(crate) mod system;
 pub(crate) mod terminal;
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use model::Pid;
@@ -276,22 +277,25 @@ pub(crate) fn copy_program(from: impl AsRef<OsStr>, to: &Path) {
     assert!(Command::new("install").args(["-m", "755"]).arg(from).arg(to).status().unwrap().success());
 }
 
-/// Compiles the counter once, and returns its path.
-pub(crate) fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/counter.c");
-        let own = folder.join(format!("counter-{}", std::process::id()));
-        let status = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
-            .args(["-O1", "-o"])
-            .arg(&own)
-            .arg(&source)
-            .status()
-            .unwrap();
-        assert!(status.success(), "the counter does not compile");
-        own
+/// Compiles `tests/subjects/NAME.c` once, and returns the path of the program.
+pub(crate) fn compiled(name: &'static str) -> &'static Path {
+    static PROGRAMS: Mutex<BTreeMap<&str, &'static Path>> = Mutex::new(BTreeMap::new());
+    // No other test must see an unfinished program.
+    let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    programs.entry(name).or_insert_with(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/subjects/{name}.c"));
+        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+        let status =
+            Command::new(compiler).args(["-O1", "-Wall", "-pthread", "-o"]).arg(&own).arg(source).status();
+        assert!(status.unwrap().success(), "{name}.c does not compile");
+        Box::leak(own.into_boxed_path())
     })
+}
+
+/// Returns the path of the counter.
+pub(crate) fn program() -> &'static Path {
+    compiled("counter")
 }
 
 /// Waits for a child. Kills the child at the time limit.

@@ -2,16 +2,15 @@
 
 use std::io::Read;
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use model::Pid;
 use serde_json::Value;
 use testkit::ProcessId;
 
-use super::{Lab, Said, until, wait};
+use super::{Lab, Said, compiled, until, wait};
 
 /// A guarded system. Drop ends the system.
 pub(crate) struct System {
@@ -114,17 +113,9 @@ fn write_file(lab: &Lab, text: &str) {
     std::fs::write(lab.path("system.toml"), format!("[system]\nname = \"lab\"\n{text}")).unwrap();
 }
 
-/// Compiles the component program once, and returns its path.
+/// Returns the path of the component program.
 pub(crate) fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/component.c");
-        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("component-{}", std::process::id()));
-        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-        let status = Command::new(compiler).args(["-O1", "-o"]).arg(&own).arg(&source).status().unwrap();
-        assert!(status.success(), "the component does not compile");
-        own
-    })
+    compiled("component")
 }
 
 /// Connects to a component, and returns its answer.
