@@ -34,7 +34,7 @@ fn roll_back_incarnations(place: &Path, seed: u64) {
         for _ in 0..EPOCHS {
             subject.order(random.usize(0..40));
             subject.wait();
-            if let Some(same) = watch.unchanged() {
+            if let Some(same) = watch.unchanged_from() {
                 let place = difference(&known[&same], &tree(&root));
                 assert_eq!(place, None, "seed {seed}, before checkpoint {next}");
             }
@@ -186,11 +186,13 @@ fn a_checkpoint_is_unchanged_until_a_file_changes() {
     subject.wait();
     for number in 1..4 {
         assert_eq!(subject.boundary(&watch, Sequence(number)), Boundary::Exact);
-        assert_eq!(watch.unchanged(), Some(Sequence(number)));
+        assert_eq!(watch.unchanged_from(), Some(Sequence(1)), "checkpoint {number}");
     }
     subject.order(20);
     subject.wait();
-    assert_eq!(watch.unchanged(), None);
+    assert_eq!(watch.unchanged_from(), None);
+    assert_eq!(subject.boundary(&watch, Sequence(4)), Boundary::Exact);
+    assert_eq!(watch.unchanged_from(), Some(Sequence(4)));
     subject.kill();
 }
 

@@ -206,6 +206,38 @@ fn beyond_the_bound_a_program_starts_beside_its_present_files() {
     assert_eq!(std::fs::read_to_string(lab.path("stdout")).unwrap(), "begun\nbegun\n");
 }
 
+/// A program that changes no file. With the file `go`, it can no longer be checkpointed.
+const WITHOUT_FILES: &str = r#"exec python3 -c '
+import os, time
+open("begun", "a").write("x")
+held = None
+while not os.path.exists("stop"):
+    if held is None and os.path.exists("go"):
+        held = open("/proc/1/stat")
+    time.sleep(0.005)
+'"#;
+
+#[test]
+fn an_old_checkpoint_is_restored_if_the_program_has_changed_no_file_since() {
+    let Some(lab) = lab(false) else { return };
+    let options = ["--every", "50ms", "--files", "rewind", "--files-back-max", "500ms"];
+    let guarded = Guarded::run(&lab, &options, WITHOUT_FILES);
+    let begun = || std::fs::read(lab.path("begun")).map_or(0, |begun| begun.len());
+    until("the begin", || (begun() > 0).then_some(()));
+    guarded.await_checkpoints(3);
+    std::fs::write(lab.path("go"), "").unwrap();
+    // This message is appended to the file that is the standard error of the program, too.
+    until("a message", || guarded.said().contains("no checkpoint: ").then_some(()));
+    std::thread::sleep(Duration::from_secs(1));
+    let death_now = guarded.status()["death_now"].clone();
+    assert_eq!(death_now["brings"], "restore", "{death_now}\n{}", guarded.said());
+    std::fs::remove_file(lab.path("go")).unwrap();
+    guarded.kill();
+    assert_eq!((followed(&lab), begun()), ("restored".to_owned(), 1), "{}", guarded.said());
+    assert_eq!(events(&lab, "files-too-old").len(), 0, "{}", guarded.said());
+    assert_eq!(guarded.end(), 0);
+}
+
 #[test]
 fn a_restart_says_how_much_work_is_lost() {
     let Some(lab) = lab(false) else { return };

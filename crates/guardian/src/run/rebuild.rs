@@ -135,17 +135,17 @@ impl Rebuild {
         let found = self.store.list(&self.name)?;
         let committed: Vec<Sequence> = found.into_iter().map(|(sequence, _)| sequence).collect();
         let known: Vec<Sequence> = committed.iter().chain(in_flight).copied().collect();
-        let unchanged = self.unchanged();
-        Ok(Survey { committed, unchanged, ..self.survey_of(known) })
+        let unchanged_from = self.unchanged_from();
+        Ok(Survey { committed, unchanged_from, ..self.survey_of(known) })
     }
 
-    /// Returns the newest checkpoint to which files can be rolled back, if no file has changed since.
-    pub(super) fn unchanged(&self) -> Option<Sequence> {
-        self.watching().and_then(|watching| watching.watch.unchanged())
+    /// Returns the oldest checkpoint after which no file has changed.
+    pub(super) fn unchanged_from(&self) -> Option<Sequence> {
+        self.watching().and_then(|watching| watching.watch.unchanged_from())
     }
 
     /// Returns these checkpoints as committed, with the checkpoints to which files can be rolled back. Does not
-    /// determine `unchanged`, which reads the attributes of all open files.
+    /// determine `unchanged_from`, which reads the attributes of all open files.
     pub(super) fn survey_of(&self, committed: Vec<Sequence>) -> Survey {
         let changes = self.file_watch.changes();
         let Some(watching) = self.watching() else {

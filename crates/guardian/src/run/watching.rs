@@ -32,6 +32,7 @@ use super::launch::Launch;
 use super::output::{self, MarksSockets};
 use super::request::RunRequest;
 use crate::error::{GuardianError, Result};
+use crate::own_lines;
 use crate::streams::Streams;
 
 /// The sequence number that represents the beginning of the program. No checkpoint has this number.
@@ -277,7 +278,9 @@ impl Watching {
         };
         let shared = streams.written()?;
         let streams = streams.written()?.into_iter().map(offset).collect();
-        let watch = Watch::start(options, holder)?.with_shared_files(shared);
+        let watch = Watch::start(options, holder)?
+            .with_shared_files(shared)
+            .with_own_lines(own_lines::end_standard_error);
         let watch = match handler(request, mark) {
             Some(handler) => watch.with_channels(handler),
             None => watch,

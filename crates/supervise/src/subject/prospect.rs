@@ -95,7 +95,7 @@ impl Subject {
     /// Reports whether a rollback to a checkpoint would discard more than the plan permits. If no file has changed
     /// since the checkpoint, a rollback discards nothing.
     pub(super) fn is_too_old(&self, sequence: Sequence, survey: &Survey, at: Instant) -> bool {
-        let discards = self.goes_back() && survey.unchanged != Some(sequence);
+        let discards = self.goes_back() && survey.unchanged_from.is_none_or(|from| sequence < from);
         let is_known = self.run_time.has_sent_since(sequence) || survey.told.contains(&sequence);
         discards && (self.is_older_than_bound(sequence, at) || is_known)
     }
@@ -202,8 +202,13 @@ mod tests {
         assert_eq!(subject.prospect(&reached(&[1]), beyond), anew(1));
         assert_eq!(subject.files_back_until(Sequence(1), now + SECOND), Some(last));
         // If no file has changed, a rollback discards nothing.
-        let unchanged = Survey { unchanged: Some(Sequence(1)), ..reached(&[1]) };
+        let unchanged = Survey { unchanged_from: Some(Sequence(1)), ..reached(&[1]) };
         assert_eq!(subject.prospect(&unchanged, beyond), Prospect::Restored(Sequence(1)));
+        // A newer checkpoint is still being written.
+        let unchanged = Survey { unchanged_from: Some(Sequence(0)), ..reached(&[1]) };
+        assert_eq!(subject.prospect(&unchanged, beyond), Prospect::Restored(Sequence(1)));
+        let changed = Survey { unchanged_from: Some(Sequence(2)), ..reached(&[1]) };
+        assert_ne!(subject.prospect(&changed, beyond), Prospect::Restored(Sequence(1)));
         // The beginning of the program is a checkpoint, too.
         let beginning = Survey { reaches_beginning: true, ..Survey::default() };
         assert_eq!(subject.prospect(&beginning, now), Prospect::BegunAgain(None));
@@ -258,7 +263,7 @@ mod tests {
         let (later, survey) = (now + SECOND * 2, reached(&[1]));
         let anew = Prospect::BegunAnew(Some(FreshReason::OutputSent(Sequence(1))));
         assert_eq!(subject.prospect(&survey, later), anew);
-        let unchanged = Survey { unchanged: Some(Sequence(1)), ..survey };
+        let unchanged = Survey { unchanged_from: Some(Sequence(1)), ..survey };
         assert_eq!(subject.prospect(&unchanged, later), Prospect::Restored(Sequence(1)));
         // A later checkpoint contains the output.
         assert_eq!(subject.step(later, Event::Due), [Action::Take(Sequence(2))]);
@@ -306,7 +311,7 @@ mod tests {
         let anew = Prospect::BegunAnew(Some(FreshReason::Told(Sequence(1))));
         assert_eq!(subject.prospect(&told(&[0, 1]), now), anew);
         assert_eq!(subject.prospect(&told(&[0]), now), Prospect::Restored(Sequence(1)));
-        let unchanged = Survey { unchanged: Some(Sequence(1)), ..told(&[0, 1]) };
+        let unchanged = Survey { unchanged_from: Some(Sequence(1)), ..told(&[0, 1]) };
         assert_eq!(subject.prospect(&unchanged, now), Prospect::Restored(Sequence(1)));
         // The beginning of the program is a checkpoint, too.
         let beginning = Survey { reaches_beginning: true, told: vec![BEGINNING], ..Survey::default() };

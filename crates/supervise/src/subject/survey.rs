@@ -17,9 +17,9 @@ pub struct Survey {
     pub exact: Vec<Sequence>,
     /// Whether files can be rolled back to the beginning of the program.
     pub reaches_beginning: bool,
-    /// The newest checkpoint to which files can be rolled back, if no file has changed since this checkpoint. The
-    /// number 0 means the beginning of the program.
-    pub unchanged: Option<Sequence>,
+    /// The oldest checkpoint after which no file has changed until now; it may be removed already. `None`: files have
+    /// changed. The number 0 means the beginning of the program.
+    pub unchanged_from: Option<Sequence>,
     /// The checkpoints after which the program has made data durable, and has then sent data to a peer. The peer may
     /// rely on the durable data. The number 0 means the beginning of the program.
     pub told: Vec<Sequence>,

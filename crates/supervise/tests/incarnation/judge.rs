@@ -97,7 +97,7 @@ struct LastDeath {
     /// The checkpoint whose restore may be repeated, although the fault is unclear.
     unclear: Option<Sequence>,
     reaches_beginning: bool,
-    unchanged: Option<Sequence>,
+    unchanged_from: Option<Sequence>,
     told: Vec<Sequence>,
     changes: FileChanges,
     /// The status of the death before this death.
@@ -117,7 +117,7 @@ impl Judge {
             blameless: None,
             unclear: None,
             reaches_beginning: false,
-            unchanged: None,
+            unchanged_from: None,
             told: Vec::new(),
             changes: FileChanges::Unknown,
             before: None,
@@ -167,7 +167,7 @@ impl Judge {
             blameless: None,
             unclear: None,
             reaches_beginning: false,
-            unchanged: None,
+            unchanged_from: None,
             told: Vec::new(),
             changes: FileChanges::Unknown,
             before,
@@ -176,7 +176,7 @@ impl Judge {
 
     pub(super) fn surveyed(&mut self, survey: &Survey) {
         self.death.reaches_beginning = survey.reaches_beginning;
-        self.death.unchanged = survey.unchanged;
+        self.death.unchanged_from = survey.unchanged_from;
         self.death.told.clone_from(&survey.told);
         self.death.changes = survey.changes;
     }
@@ -267,7 +267,8 @@ impl Judge {
 
     /// Asserts that setting files back to a checkpoint discards no more than the plan permits.
     fn check_age(&self, sequence: Sequence) {
-        let is_bound = self.plan.files == ChangedFiles::Rewind && self.death.unchanged != Some(sequence);
+        let is_bound = self.plan.files == ChangedFiles::Rewind
+            && self.death.unchanged_from.is_none_or(|from| sequence < from);
         if let Some(taken) = self.taken.get(&sequence).filter(|_| is_bound) {
             let age = self.death.at.saturating_duration_since(*taken);
             self.assert(age <= self.plan.files_back_max, "files are set back too far");

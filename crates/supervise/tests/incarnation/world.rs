@@ -454,7 +454,8 @@ impl World {
     fn survey(&mut self) -> Survey {
         let committed: Vec<Sequence> = self.store.iter().copied().collect();
         let exact: Vec<Sequence> = self.exact.iter().copied().collect();
-        let unchanged = exact.last().copied().filter(|_| self.random.u8(..4) == 0);
+        let unchanged_from =
+            (self.random.u8(..4) == 0 && !exact.is_empty()).then(|| exact[self.random.usize(..exact.len())]);
         // What was told after a checkpoint was also told after each older checkpoint.
         let told =
             self.random.u64(..8).checked_sub(6).map_or(0, |later| self.next.get().saturating_sub(later));
@@ -469,7 +470,7 @@ impl World {
             _ => FileChanges::Unknown,
         };
         let reaches_beginning = self.random.bool();
-        Survey { committed, exact, reaches_beginning, unchanged, told, changes }
+        Survey { committed, exact, reaches_beginning, unchanged_from, told, changes }
     }
 
     /// Invalidates checkpoints. Some of these checkpoints are already complete in the store, and their commit is

@@ -19,6 +19,8 @@ pub(super) struct Boundaries {
     open: BTreeMap<Sequence, Vec<Armed>>,
     /// The files of the newest boundary, if its checkpoint is not exact any more.
     retracted: Option<Vec<Armed>>,
+    /// The oldest checkpoint after which no file has changed until the newest boundary.
+    unchanged_from: Option<Sequence>,
     pub(super) durable: Durable,
 }
 
@@ -26,18 +28,22 @@ impl Boundaries {
     /// Creates a list that contains only the checkpoint from which the subject starts, without open files.
     pub(super) fn starting_at(start: Sequence, now: Moment) -> Self {
         let open = BTreeMap::from([(start, Vec::new())]);
-        Self { open, retracted: None, durable: Durable::starting_at(start, now) }
+        Self { open, retracted: None, unchanged_from: None, durable: Durable::starting_at(start, now) }
     }
 
-    /// Adds a checkpoint. `written_through` are the files of `open` through whose descriptions each write makes its
-    /// data durable.
+    /// Adds a checkpoint. `is_unchanged`: no file has changed since the boundary before. `written_through` are the files
+    /// of `open` through whose descriptions each write makes its data durable.
     pub(super) fn insert(
         &mut self,
         sequence: Sequence,
+        is_unchanged: bool,
         now: Moment,
         open: Vec<Armed>,
         written_through: Vec<FileKey>,
     ) {
+        if !is_unchanged || self.unchanged_from.is_none() {
+            self.unchanged_from = Some(sequence);
+        }
         self.open.insert(sequence, open);
         self.retracted = None;
         self.durable.boundary(sequence, now, written_through);
@@ -63,6 +69,11 @@ impl Boundaries {
         self.open.keys().next_back().copied()
     }
 
+    /// Returns the oldest checkpoint after which no file has changed until the newest boundary.
+    pub(super) fn unchanged_from(&self) -> Option<Sequence> {
+        self.unchanged_from
+    }
+
     /// Returns the files that were open at the newest boundary.
     pub(super) fn newest_open(&self) -> Option<&[Armed]> {
         self.retracted.as_ref().or_else(|| self.open.values().next_back()).map(Vec::as_slice)
@@ -72,6 +83,7 @@ impl Boundaries {
     pub(super) fn go_back(&mut self, to: Sequence) -> Vec<Armed> {
         self.open.split_off(&Sequence(to.get() + 1));
         self.retracted = None;
+        self.unchanged_from = Some(to);
         self.durable.go_back(to);
         self.open.get(&to).cloned().unwrap_or_default()
     }
@@ -94,15 +106,27 @@ mod tests {
     fn a_checkpoint_that_is_not_exact_any_more_is_not_the_newest() {
         let now = (Duration::ZERO, SystemTime::UNIX_EPOCH);
         let mut boundaries = Boundaries::starting_at(Sequence(0), now);
-        boundaries.insert(Sequence(1), now, Vec::new(), Vec::new());
-        boundaries.insert(Sequence(2), now, Vec::new(), Vec::new());
+        boundaries.insert(Sequence(1), false, now, Vec::new(), Vec::new());
+        boundaries.insert(Sequence(2), false, now, Vec::new(), Vec::new());
         boundaries.retract(Sequence(3));
         assert!(!boundaries.is_retracted());
         boundaries.retract(Sequence(2));
         assert_eq!((boundaries.newest(), boundaries.is_retracted()), (Some(Sequence(1)), true));
         boundaries.retract(Sequence(2));
         assert!(boundaries.is_retracted(), "files may have changed since checkpoint 1");
-        boundaries.insert(Sequence(2), now, Vec::new(), Vec::new());
+        boundaries.insert(Sequence(2), false, now, Vec::new(), Vec::new());
         assert_eq!((boundaries.newest(), boundaries.is_retracted()), (Some(Sequence(2)), false));
+    }
+
+    #[test]
+    fn checkpoints_without_changes_between_them_are_equally_good() {
+        let now = (Duration::ZERO, SystemTime::UNIX_EPOCH);
+        let mut boundaries = Boundaries::starting_at(Sequence(0), now);
+        for (number, is_unchanged, from) in [(1, true, 1), (2, true, 1), (3, false, 3), (4, true, 3)] {
+            boundaries.insert(Sequence(number), is_unchanged, now, Vec::new(), Vec::new());
+            assert_eq!(boundaries.unchanged_from(), Some(Sequence(from)), "{number}");
+        }
+        boundaries.go_back(Sequence(2));
+        assert_eq!(boundaries.unchanged_from(), Some(Sequence(2)));
     }
 }

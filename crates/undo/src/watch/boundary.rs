@@ -119,6 +119,7 @@ impl State {
             self.break_epoch(&error.to_string());
             return Boundary::Deferred(error.to_string());
         }
+        let is_unchanged = self.is_unchanged();
         let list = armed_of(&found);
         // After an error of these steps, the present epoch continues.
         let begins = match self.joins(sequence, &list) {
@@ -128,7 +129,7 @@ impl State {
         let armed = if begins { self.arm_all(found) } else { Ok(()) };
         match armed {
             Ok(()) => {
-                self.boundaries.insert(sequence, self.moment(), list, written_through(open));
+                self.boundaries.insert(sequence, is_unchanged, self.moment(), list, written_through(open));
                 Boundary::Exact
             }
             Err(error) => {
@@ -341,7 +342,7 @@ impl State {
         Ok(())
     }
 
-    /// Reports whether no file has changed since the newest exact checkpoint.
+    /// Reports whether no file has changed since the newest boundary. Messages of this program do not count.
     pub(super) fn is_unchanged(&self) -> bool {
         let open = self.boundaries.newest_open().unwrap_or_default();
         let is_as_exact = !self.boundaries.is_retracted() && !self.epoch.is_touched;
@@ -358,9 +359,23 @@ impl State {
             How::Appends | How::Reports => {
                 let read = |file: OwnedFd| Attributes::read(&file, &stat(file.as_fd())?);
                 let now = self.file_systems.open(&armed.key).and_then(read);
-                now.is_ok_and(|now| comparable(&now) == comparable(&armed.attributes))
+                now.is_ok_and(|now| {
+                    comparable(&now) == comparable(&armed.attributes) || self.has_own_lines_only(armed, &now)
+                })
             }
         }
+    }
+
+    /// Reports whether this program has appended messages to a file, and nothing else has changed.
+    fn has_own_lines_only(&self, armed: &Armed, now: &Attributes) -> bool {
+        let without_growth = |attributes: &Attributes| {
+            let (mode, owner, group, ..) = comparable(attributes);
+            (mode, owner, group)
+        };
+        let (before, id) = (&armed.attributes, (armed.key.device, armed.key.inode));
+        let grows = armed.how == How::Appends && now.size > before.size;
+        let are_own = || self.unreported.own_lines.is_some_and(|are_own| are_own(id, before.size));
+        grows && without_growth(now) == without_growth(before) && are_own()
     }
 
     /// Removes the marks of files that are not open any more and that have no record in the present epoch.

@@ -34,6 +34,7 @@ mod mapped;
 mod marks;
 mod names;
 mod notice;
+mod own_lines;
 mod paths;
 mod permission;
 mod rates;
@@ -73,6 +74,7 @@ use crate::log::UndoLog;
 use crate::log::keep::KeepPlaces;
 
 pub use self::notice::Notice;
+pub use self::own_lines::OwnLines;
 pub use self::reports::CallReports;
 
 /// Maximum length of a tick of the kernel, with a margin. Times of changes advance with the ticks.
@@ -265,6 +267,14 @@ impl Watch {
         self
     }
 
+    /// Sets the function that recognizes messages of this program in a file that the subject shares with this program.
+    /// Such messages are no change of the file.
+    #[must_use]
+    pub fn with_own_lines(self, are_own_lines: OwnLines) -> Self {
+        self.shared.state().unreported.own_lines = Some(are_own_lines);
+        self
+    }
+
     /// Returns the reports of the calls of the subject.
     #[must_use]
     pub fn calls(&self) -> &CallReports {
@@ -341,12 +351,12 @@ impl Watch {
         state.log.sequences().into_iter().filter(known).collect()
     }
 
-    /// Returns the newest exact checkpoint, if no file has changed since. A mapped file counts as changed, because its
-    /// changes are not reported.
+    /// Returns the oldest checkpoint after which no file has changed until now. `None`: files have changed since the
+    /// newest boundary. A mapped file counts as changed, because its changes are not reported.
     #[must_use]
-    pub fn unchanged(&self) -> Option<Sequence> {
+    pub fn unchanged_from(&self) -> Option<Sequence> {
         let state = self.shared.state();
-        state.boundaries.newest().filter(|_| state.is_unchanged())
+        state.boundaries.unchanged_from().filter(|_| state.is_unchanged())
     }
 
     /// Rolls files back to a checkpoint, and begins a new epoch at this checkpoint. The caller has called

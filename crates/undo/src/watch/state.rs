@@ -26,6 +26,7 @@ use super::durable::Moment;
 use super::epoch::{Content, Epoch, Id, Old};
 use super::file_systems::FileSystems;
 use super::marks::ContentSource;
+use super::own_lines::OwnLines;
 use super::watched::WatchedFiles;
 use crate::error::{Result, UndoError};
 use crate::key::{Attributes, FileKey, Time};
@@ -62,6 +63,8 @@ pub(super) struct Unreported {
     pub(super) paths: Vec<PathBuf>,
     /// Those files of which an open file description reports no changes, because its open was not detected.
     pub(super) unseen: HashSet<Id>,
+    /// Recognizes messages of this program in files that the subject shares with this program.
+    pub(super) own_lines: Option<OwnLines>,
 }
 
 /// The calls of the subject.

@@ -79,7 +79,7 @@ impl Guard {
         let mut prospect = machine.prospect(&survey, now);
         use FreshReason::{OutputSent, Told, TooOld};
         if matches!(prospect, Prospect::BegunAnew(Some(TooOld(_) | OutputSent(_) | Told(_)))) {
-            survey.unchanged = self.rebuild.unchanged();
+            survey.unchanged_from = self.rebuild.unchanged_from();
             prospect = machine.prospect(&survey, now);
         }
         let (brings, sequence, why) = match prospect {
