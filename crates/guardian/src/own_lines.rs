@@ -45,15 +45,9 @@ pub(crate) fn follow(mut file: &File, offset: u64) -> bool {
     has_message
 }
 
-/// Reports whether standard error is the file with this device and inode number, and contains only messages from an
-/// offset on.
-pub(crate) fn end_standard_error(identity: (u64, u64), offset: u64) -> bool {
-    let stat = rustix::fs::fstat(rustix::stdio::stderr());
-    if !stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == identity) {
-        return false;
-    }
-    // The descriptor itself may be open only for writing.
-    File::open("/proc/self/fd/2").is_ok_and(|file| follow(&file, offset))
+/// Reports whether the file with this path, device and inode number contains only messages from an offset on.
+pub(crate) fn end(path: &Path, identity: (u64, u64), offset: u64) -> bool {
+    open(path, identity).is_some_and(|file| follow(&file, offset))
 }
 
 #[cfg(test)]

@@ -239,6 +239,25 @@ fn an_old_checkpoint_is_restored_if_the_program_has_changed_no_file_since() {
 }
 
 #[test]
+fn messages_in_the_standard_error_of_a_program_are_no_changes_of_files() {
+    let Some(lab) = lab(false) else { return };
+    let words =
+        ["run", "--name", "job", "--every", "2s", "--files", "rewind", "--files-back-max", "500ms", "--"];
+    let mut command = lab.undying(words);
+    let guarded = Guarded { lab: &lab, guardian: command.args(["sleep", "1000"]).spawn().unwrap() };
+    guarded.await_checkpoints(1);
+    // A message, between two checkpoints. Then the newest checkpoint becomes older than the bound.
+    let mut stderr = std::fs::OpenOptions::new().append(true).open(lab.path("stderr")).unwrap();
+    writeln!(stderr, "undying: a message").unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let death_now = guarded.status()["death_now"].clone();
+    assert_eq!(death_now["brings"], "restore", "{death_now}\n{}", guarded.said());
+    guarded.kill();
+    assert_eq!(followed(&lab), "restored", "{}", guarded.said());
+    guarded.root().signal(Signal::TERM).unwrap();
+}
+
+#[test]
 fn a_restart_says_how_much_work_is_lost() {
     let Some(lab) = lab(false) else { return };
     let script = "exec 7>>log; until [ -e stop ]; do echo line >&7; sleep 0.02; done";

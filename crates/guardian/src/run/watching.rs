@@ -278,9 +278,7 @@ impl Watching {
         };
         let shared = streams.written()?;
         let streams = streams.written()?.into_iter().map(offset).collect();
-        let watch = Watch::start(options, holder)?
-            .with_shared_files(shared)
-            .with_own_lines(own_lines::end_standard_error);
+        let watch = Watch::start(options, holder)?.with_shared_files(shared).with_own_lines(own_lines::end);
         let watch = match handler(request, mark) {
             Some(handler) => watch.with_channels(handler),
             None => watch,

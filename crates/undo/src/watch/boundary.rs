@@ -358,12 +358,26 @@ impl State {
             How::Mapped | How::Tracked => false,
             How::Appends | How::Reports => {
                 let read = |file: OwnedFd| Attributes::read(&file, &stat(file.as_fd())?);
-                let now = self.file_systems.open(&armed.key).and_then(read);
+                let now = self.open_armed(armed).and_then(read);
                 now.is_ok_and(|now| {
                     comparable(&now) == comparable(&armed.attributes) || self.has_own_lines_only(armed, &now)
                 })
             }
         }
+    }
+
+    /// Opens an armed file by its key. Before the subject has used a path on its file system, tries the recorded path.
+    fn open_armed(&self, armed: &Armed) -> Result<OwnedFd> {
+        let by_path = |error| {
+            let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let named = rustix::fs::open(&armed.path, flags, Mode::empty()).map_err(sys::Errno::from);
+            let is_it = |found: &OwnedFd| {
+                stat(found.as_fd())
+                    .is_ok_and(|found| (found.st_dev, found.st_ino) == (armed.key.device, armed.key.inode))
+            };
+            named.ok().filter(is_it).ok_or(error)
+        };
+        self.file_systems.open(&armed.key).or_else(by_path)
     }
 
     /// Reports whether this program has appended messages to a file, and nothing else has changed.
@@ -374,7 +388,8 @@ impl State {
         };
         let (before, id) = (&armed.attributes, (armed.key.device, armed.key.inode));
         let grows = armed.how == How::Appends && now.size > before.size;
-        let are_own = || self.unreported.own_lines.is_some_and(|are_own| are_own(id, before.size));
+        let are_own =
+            || self.unreported.own_lines.is_some_and(|are_own| are_own(&armed.path, id, before.size));
         grows && without_growth(now) == without_growth(before) && are_own()
     }
 
