@@ -132,11 +132,11 @@ fn fewer_checkpoints_are_kept_if_the_store_would_be_too_large() {
     guarded.await_checkpoints(5);
     let stored = until("fewer checkpoints", || {
         let stored = guarded.status()["stored"].clone();
-        (stored["is_shortened"] == true).then_some(stored)
+        // A checkpoint that a restart would use now is kept in addition. Older ones are removed soon.
+        (stored["is_shortened"] == true && stored["kept"].as_u64() <= Some(3)).then_some(stored)
     });
     assert_eq!(stored["max_bytes"], 16_u64 << 20);
-    // A checkpoint that a restart would use now is kept in addition.
-    assert!((2..=3).contains(&stored["kept"].as_u64().unwrap()), "{stored}");
+    assert!(stored["kept"].as_u64() >= Some(2), "{stored}");
     let said = lab.say(["status"]);
     let expected = "checkpoints are kept, because more would need more than 16.00 MiB (--store-max)";
     assert!(format!("{}{}", said.stdout, said.stderr).contains(expected), "{said:?}");
