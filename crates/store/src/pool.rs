@@ -6,7 +6,8 @@
 //! failed.
 //! Invariants: the number of buffers is at most the sum of the pool's limit, the reserve and the spare buffers of the
 //! last pause. While more buffers exist than the limit plus the reserve, each returned buffer becomes a surplus
-//! buffer, which does not count. A new reserve is granted only when all spare buffers are returned. After a failure, no caller waits.
+//! buffer, which does not count. A new reserve is granted only when all spare buffers are returned. After a failure,
+//! no caller waits.
 //! Does not: clear a buffer between two uses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -3,8 +3,8 @@
 //!
 //! Owns: `PageBuffer`, its mapping, and the madvise(2) advice for the mapping.
 //! Invariants: a buffer begins on a page boundary and is a whole number of pages. All its pages are resident
-//! after its creation, until it is lent. Core dumps do not include a buffer, because it can contain memory of a subject. Forked
-//! children do not inherit a buffer, because I/O to it may be in flight.
+//! after its creation, until it is lent. Core dumps do not include a buffer, because it can contain memory of a
+//! subject. Forked children do not inherit a buffer, because I/O to it may be in flight.
 //! Does not: pool buffers; the code that fills them does.
 //!
 //! Man page: mmap(2), madvise(2)
