@@ -11,7 +11,7 @@ use model::PageCount;
 use super::budget::Pace;
 
 /// While the subject runs, copies are wasted up to one of this many pages of the checkpoint. A wasted copy costs a page
-/// fault, and copying a page in a stop takes about a quarter of this time and of the processor time (docs/design/0055).
+/// fault, and copying a page in a stop takes less than half of this time (docs/design/0055).
 const WASTED_SHARE: u64 = 8;
 /// A checkpoint of few pages may waste this many copies, but at most one for each page. Their cost is small, and a short
 /// last stop is worth more.
