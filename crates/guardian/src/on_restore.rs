@@ -55,6 +55,7 @@ pub(crate) fn run(
     command.env("UNDYING_NAME", &restored_from.name).env("UNDYING_IMAGE", &restored_from.image);
     command.env("UNDYING_SEQ", restored_from.sequence.to_string()).env("UNDYING_PID", root.to_string());
     sys::signal::start_with(&mut command, signals.blocked, signals.defaults);
+    sys::descriptor_table::start_with_first_limit(&mut command);
     let (command, started) = (RefCell::new(command), RefCell::new(None));
     let created = create(&|| {
         let child = command.borrow_mut().spawn().map_err(|error| sys::Error::new("start sh", error))?;

@@ -19,6 +19,8 @@ const COMMITS_MAX: usize = 64;
 const COSTS_MAX: usize = 8;
 /// The number of checkpoints from which a longer interval is stated. A single checkpoint can be expensive by chance.
 const COSTS_MIN: u32 = 2;
+/// After a short delay of a commit, the remembered longest delay becomes shorter by this part.
+const DELAY_MEMORY: u32 = 8;
 /// The maximum interval between two attempts to checkpoint a subject that was refused.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
@@ -32,9 +34,20 @@ pub struct CostLimit {
     pub share: f64,
     /// The longest interval to which the costs can extend the requested interval.
     pub interval_max: Duration,
+    /// The maximum age of a checkpoint to which a restart can return. Shortens the longest interval, so that the next
+    /// checkpoint is usually complete before the newest one has this age.
+    pub age_max: Duration,
 }
 
 impl CostLimit {
+    /// Returns the longest interval to which the costs can extend the requested interval. `delay` is the longest time that
+    /// a recent checkpoint needed from the time when it was due to its commit.
+    fn longest(self, delay: Duration) -> Duration {
+        // Three quarters leave time for one refusal, and for one checkpoint that takes twice as long as usual.
+        let spare = self.age_max.saturating_sub(2 * delay).min(self.age_max * 3 / 4);
+        self.interval_max.min(spare.max(self.age_max / 2))
+    }
+
     /// Returns the time in which this cost is within the limit, at most `longest`.
     fn spread(self, cost: Duration, longest: Duration) -> Duration {
         Duration::try_from_secs_f64(cost.as_secs_f64() / self.share).map_or(longest, |time| time.min(longest))
@@ -72,6 +85,10 @@ pub(crate) struct Pace {
     /// The part of the cost of the first checkpoint that the following checkpoints have not paid yet.
     debt: Duration,
     has_first: bool,
+    /// The longest time that a recent checkpoint needed from the time when it was due to its commit.
+    delay: Duration,
+    /// The time when the last checkpoint that was taken was due.
+    last_due: Option<Instant>,
 }
 
 /// Percentiles of the pauses in the history.
@@ -100,6 +117,8 @@ impl Pace {
             costs: VecDeque::with_capacity(COSTS_MAX),
             debt: Duration::ZERO,
             has_first: false,
+            delay: Duration::ZERO,
+            last_due: None,
         }
     }
 
@@ -117,6 +136,7 @@ impl Pace {
         self.costs.clear();
         self.debt = Duration::ZERO;
         self.has_first = false;
+        self.last_due = None;
     }
 
     /// Records a stop of the subject. For a checkpoint, `taken` records the pause.
@@ -127,6 +147,7 @@ impl Pace {
     /// Records a checkpoint that was taken and may not be committed yet. Returns the number of rounds that were missed.
     pub(crate) fn taken(&mut self, costs: Costs, now: Instant) -> u32 {
         self.paused(costs.pause);
+        self.last_due = self.next;
         let since = std::mem::replace(&mut self.last, now);
         let paid_until = if std::mem::replace(&mut self.has_first, true) {
             push(&mut self.costs, (costs.total, now.saturating_duration_since(since)), COSTS_MAX);
@@ -168,7 +189,7 @@ impl Pace {
     }
 
     fn longest(&self, limit: CostLimit) -> Duration {
-        limit.interval_max.max(self.every.unwrap_or_default())
+        limit.longest(self.delay).max(self.every.unwrap_or_default())
     }
 
     /// Returns the present interval, if the limit of the costs makes it longer than the requested interval.
@@ -190,13 +211,17 @@ impl Pace {
     /// Records a committed checkpoint.
     pub(crate) fn committed(&mut self, now: Instant) {
         push(&mut self.commits, now, COMMITS_MAX);
+        if let Some(due) = self.last_due {
+            let delay = now.saturating_duration_since(due);
+            self.delay = delay.max(self.delay - self.delay / DELAY_MEMORY);
+        }
     }
 
     /// Records a refused or failed checkpoint.
     pub(crate) fn failed(&mut self, now: Instant) {
         let Some(every) = self.every else { return };
-        self.retry = (self.retry * 2).min(RETRY_MAX.max(every));
         self.next = Some(now + self.retry);
+        self.retry = (self.retry * 2).min(RETRY_MAX.max(every));
     }
 
     /// Returns the recent rate of committed checkpoints, per second. The rate is at most the requested rate: additional
@@ -291,7 +316,7 @@ mod tests {
     }
 
     fn tenth() -> CostLimit {
-        CostLimit { share: 0.1, interval_max: 100 * EVERY }
+        CostLimit { share: 0.1, interval_max: 100 * EVERY, age_max: 1000 * EVERY }
     }
 
     /// Takes checkpoints as soon as each is due. Returns the time from the first due checkpoint to the last one.
@@ -344,6 +369,26 @@ mod tests {
     }
 
     #[test]
+    fn a_checkpoint_is_complete_before_the_one_before_it_is_too_old() {
+        let limit = CostLimit { interval_max: 1000 * EVERY, age_max: 100 * EVERY, ..tenth() };
+        let longest =
+            [0, 5, 20, 30, 1000].map(|delay| limit.longest(delay * EVERY).as_millis() / EVERY.as_millis());
+        assert_eq!(longest, [75, 75, 60, 50, 50]);
+        let mut pace = Pace::new(Some(EVERY), Some(limit), Instant::now());
+        let mut ages = Vec::new();
+        let mut newest = None;
+        for _ in 0..20 {
+            let taken = pace.next().unwrap() + 4 * EVERY;
+            pace.taken(Costs { total: 50 * EVERY, ..Costs::default() }, taken);
+            let committed = taken + 8 * EVERY;
+            pace.committed(committed);
+            ages.extend(newest.replace(taken).map(|newest| committed - newest));
+        }
+        let oldest = *ages[2..].iter().max().unwrap();
+        assert!((80 * EVERY..95 * EVERY).contains(&oldest), "{ages:?}");
+    }
+
+    #[test]
     fn without_a_limit_costs_change_nothing() {
         let mut pace = Pace::new(Some(EVERY), None, Instant::now());
         assert_eq!(take_many(&mut pace, 10, EVERY), 10 * EVERY);
@@ -363,7 +408,7 @@ mod tests {
         assert_eq!(pace.next(), Some(now + RETRY_MAX));
         pace.taken(stops(ZERO, ZERO), now);
         pace.failed(now);
-        assert_eq!(pace.next(), Some(now + 2 * EVERY));
+        assert_eq!(pace.next(), Some(now + EVERY));
     }
 
     #[test]

@@ -113,6 +113,12 @@ impl WorkerPool {
         Ok(worker_pool)
     }
 
+    /// Returns the number of workers.
+    #[must_use]
+    pub const fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
     /// Adds work for all workers. Each worker does the posted work in the order in which it was added.
     pub fn post(&self, work: Arc<dyn Work>) {
         locked(&self.shared.queue).posted.push(work);

@@ -123,19 +123,7 @@ impl<'a> Copier<'a> {
     }
 
     fn read_one_by_one(&mut self, pid: Pid) {
-        let mut failed = Vec::new();
-        let mut at = self.filled;
-        for (address, length) in &self.ranges {
-            let end = at + length.get() as usize;
-            if process_memory::read(pid, *address, &mut self.batch.bytes_mut()[at..end]).is_err() {
-                failed.push(AddressRange::new(*address, *address + *length));
-            }
-            at = end;
-        }
-        let pending_from = PageCount(self.filled as u64 / PAGE_BYTES);
-        self.batch.retain(|piece| {
-            piece.at < pending_from || !failed.iter().any(|range| range.start == piece.start)
-        });
+        let mut failed = read_one_by_one(pid, &self.ranges, &mut self.batch, self.filled);
         self.failed.get_or_insert_default().append(&mut failed);
     }
 
@@ -249,6 +237,28 @@ impl<'a> Copier<'a> {
         }
         Ok(())
     }
+}
+
+/// Reads ranges whose pages are the last ones of a batch, from byte `filled` on. Removes the ranges that cannot be read
+/// from the batch, and returns them.
+pub(super) fn read_one_by_one(
+    pid: Pid,
+    ranges: &[(Address, ByteCount)],
+    batch: &mut PageBatch,
+    filled: usize,
+) -> Vec<AddressRange> {
+    let mut failed = Vec::new();
+    let mut at = filled;
+    for (address, length) in ranges {
+        let end = at + length.get() as usize;
+        if process_memory::read(pid, *address, &mut batch.bytes_mut()[at..end]).is_err() {
+            failed.push(AddressRange::new(*address, *address + *length));
+        }
+        at = end;
+    }
+    let pending_from = PageCount(filled as u64 / PAGE_BYTES);
+    batch.retain(|piece| piece.at < pending_from || !failed.iter().any(|range| range.start == piece.start));
+    failed
 }
 
 fn pages_that_fit(batch: &PageBatch, start: Address, end: Address) -> PageCount {

@@ -125,7 +125,7 @@ impl Descriptors {
         duplicates: Duplicates,
     ) -> sys::Result<()> {
         let (pid, fd) = place;
-        let (info, file) = self.info.open(place)?;
+        let (info, file) = Fdinfo::open(place)?;
         let failed = |errno| Error::descriptor("look at the file", pid, fd, errno);
         let duplicate =
             (duplicates == Duplicates::Keep).then(|| pidfd::duplicate(handle, pid, fd)).transpose()?;

@@ -151,6 +151,8 @@ impl Reading<'_> {
 }
 
 pub(super) fn write(processes: &Processes, records: &mut RecordSet) -> Result<()> {
+    // Most threads of a subject have equal state of most kinds, and the conversion can take longer than the comparison.
+    let mut last: Vec<Option<(&RawState, Option<Vec<u8>>)>> = vec![None; state::REGISTRY.len()];
     for (pid, process) in &processes.living {
         for thread in &process.threads {
             let message = ThreadMessage {
@@ -159,13 +161,17 @@ pub(super) fn write(processes: &Processes, records: &mut RecordSet) -> Result<()
                 signal_mask: thread.signal_mask,
             };
             message.put(records, Owner::Thread(thread.tid));
-            for (kind, raw) in state::REGISTRY.iter().zip(&thread.raw) {
+            for ((kind, raw), last) in state::REGISTRY.iter().zip(&thread.raw).zip(&mut last) {
                 let Some(raw) = raw else { continue };
                 let owner = match kind.level() {
                     Level::Process => Owner::Process(*pid),
                     Level::Thread => Owner::Thread(thread.tid),
                 };
-                if let Some(payload) = kind.after(raw)? {
+                let payload = match last {
+                    Some((same, payload)) if *same == raw => payload.clone(),
+                    _ => last.insert((raw, kind.after(raw)?)).1.clone(),
+                };
+                if let Some(payload) = payload {
                     records.push(Record::new(kind.name(), kind.version(), owner, payload));
                 }
             }

@@ -154,6 +154,9 @@ pub enum RunEvent {
     Departed {
         pid: i32,
         program: String,
+        /// Further processes that have left the tree, if there are many.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        others: Vec<i32>,
         /// Whether the run ends.
         #[serde(default)]
         is_end: bool,

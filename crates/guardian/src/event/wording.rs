@@ -25,6 +25,12 @@ const DEPARTED: &str = " has left the program's tree and is in no checkpoint: a 
                         running, one from the beginning ends it; an agent or helper without state of the program needs no more";
 const UNGUARDED: &str = ", which the program has started, goes on and is not guarded; a daemon is guarded when it \
                          stays in the foreground";
+/// The same for many processes.
+const MANY_DEPARTED: &str = " have left the program's tree and are in no checkpoint: a restart from a checkpoint leaves \
+                             them running, one from the beginning ends them; agents or helpers without state of the \
+                             program need no more";
+const MANY_UNGUARDED: &str = ", which the program has started, go on and are not guarded; a daemon is guarded when it \
+                              stays in the foreground";
 
 /// The advice after the second exit with the same code.
 const SUCCESS: &str = "; with --success, a run ends at the first exit with this code";
@@ -314,8 +320,14 @@ fn of_processes(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "child pid {pid} was killed by signal {signal}; the program is ended for it")?;
             f.write_str(if *again && f.alternate() { KILLS_ITS_CHILDREN } else { "" })
         }
-        RunEvent::Departed { pid, program, is_end } => {
-            write!(f, "pid {pid} ({}){}", Escaped(program), if *is_end { UNGUARDED } else { DEPARTED })
+        RunEvent::Departed { pid, program, others, is_end } => {
+            write!(f, "pid {pid} ({})", Escaped(program))?;
+            match (others.len(), is_end) {
+                (0, true) => f.write_str(UNGUARDED),
+                (0, false) => f.write_str(DEPARTED),
+                (others, true) => write!(f, " and {others} other processes{MANY_UNGUARDED}"),
+                (others, false) => write!(f, " and {others} other processes{MANY_DEPARTED}"),
+            }
         }
         _ => f.write_str(CHILDREN_UNSEEN),
     }

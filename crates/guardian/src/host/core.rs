@@ -145,6 +145,7 @@ impl Host {
         // Inherited files must be recorded before this process opens a file.
         let streams = Streams::inherited()?;
         require_features()?;
+        sys::descriptor_table::raise_limit();
         sys::descriptor_table::enlarge()?;
         // Signals must be blocked before another thread starts. The new thread inherits the signal mask. Otherwise, the
         // new thread could receive signals, and their default actions would be executed.
@@ -240,6 +241,7 @@ impl Host {
     /// Starts a program that belongs to no subject; must be called after `share`. The host reaps the program.
     pub(crate) fn execute(&self, command: &mut std::process::Command) -> std::io::Result<Pid> {
         sys::signal::start_with(command, self.shared.blocked_before, self.shared.defaults);
+        sys::descriptor_table::start_with_first_limit(command);
         sys::launch::start_in_session(command);
         Ok(Pid(command.spawn()?.id() as i32))
     }

@@ -386,6 +386,7 @@ pub(super) fn spawn(
     command.env(VARIABLE, requests);
     let defaults = host.defaults | launch.default_signals();
     sys::signal::start_with(command.args(arguments), host.blocked_before, defaults);
+    sys::descriptor_table::start_with_first_limit(&mut command);
     launch.prepare(&mut command, streams.log())?;
     let failed = |error: std::io::Error| {
         let source = sys::Error::path("execute", Path::new(program), error);

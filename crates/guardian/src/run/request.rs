@@ -173,7 +173,7 @@ impl RunRequest {
             CostMax::Standard => COST_MAX_DEFAULT,
             CostMax::Share(share) => share,
         };
-        Some(CostLimit { share, interval_max: APART_MAX.min(self.files_back_max() / 2) })
+        Some(CostLimit { share, interval_max: APART_MAX, age_max: self.files_back_max() })
     }
 
     /// Returns the process that is guarded, if the process already ran before this run.

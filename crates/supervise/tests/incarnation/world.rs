@@ -590,7 +590,11 @@ fn plan(random: &mut Rng) -> Plan {
     Plan {
         every: (random.u8(..8) > 0)
             .then(|| Duration::from_millis([10, 100, 1_000, 30_000][random.usize(..4)])),
-        cost_limit: random.bool().then_some(CostLimit { share: 0.1, interval_max: Duration::from_secs(5) }),
+        cost_limit: random.bool().then_some(CostLimit {
+            share: 0.1,
+            interval_max: Duration::from_secs(5),
+            age_max: Duration::from_secs(10),
+        }),
         awaits_ready: random.u8(..4) == 0,
         restart,
         success: [Success::default(), Success::default().with_code(1)][random.usize(..2)],

@@ -277,8 +277,8 @@ impl Attempt {
     /// never stops. A parent in vfork(2) stops only after its child has run.
     fn unblock_pending(&mut self) -> Result<(), FreezeError> {
         let ended = |thread: &mut Thread<Running>| {
-            let stat = procfs::thread_stat(thread.pid(), thread.tid());
-            thread.tid() == thread.pid().leader() && stat.is_ok_and(|stat| stat.is_zombie())
+            thread.tid() == thread.pid().leader()
+                && procfs::thread_stat(thread.pid(), thread.tid()).is_ok_and(|stat| stat.is_zombie())
         };
         for leader in self.pending.extract_if(.., ended) {
             // The next round finds out whether an execve(2) has given the tid of the leader to another

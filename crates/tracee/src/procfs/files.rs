@@ -41,27 +41,25 @@ pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a file of `/proc` from its beginning into a reused buffer. Each record (line) of the file must be shorter
-/// than half a page, so the file must not contain paths. The kernel ends a read before a record that does not fit
-/// into the rest of the page. A read that returns less than half a page has therefore reached the end of the file.
+/// Reads a file of `/proc` from its beginning into a reused buffer, which becomes larger only if the file does not
+/// fit. Each record (line) of the file must be shorter than half a page, so the file must not contain paths. The
+/// kernel ends a read before a record that does not fit into the rest of the page. A read that returns less than half
+/// a page has therefore reached the end of the file.
 pub fn read_whole(file: &File, bytes: &mut Vec<u8>) -> std::result::Result<(), Errno> {
-    bytes.resize(bytes.capacity().max(BUFFER_BYTES), 0);
-    let mut filled = 0;
+    let mut page = [0; BUFFER_BYTES];
+    bytes.clear();
     loop {
-        match file.read_at(&mut bytes[filled..], filled as u64) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
+        match file.read_at(&mut page, bytes.len() as u64) {
+            Ok(count) => {
+                bytes.extend_from_slice(&page[..count]);
+                if count == 0 || bytes.len() < BUFFER_BYTES / 2 {
+                    return Ok(());
+                }
+            }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error.into()),
         }
-        if filled == bytes.len() {
-            bytes.resize(2 * filled, 0);
-        } else if filled < BUFFER_BYTES / 2 {
-            break;
-        }
     }
-    bytes.truncate(filled);
-    Ok(())
 }
 
 /// Reads a whole small text file of `/proc`, and replaces bytes that are not UTF-8.

@@ -20,12 +20,20 @@ use std::sync::{Arc, Mutex};
 use model::{Pid, Tid};
 use sys::{Errno, Error, Result};
 
-use super::files::{BUFFER_BYTES, path_of_thread, read_whole};
+use super::files::{path_of_thread, read_whole};
 use crate::worker_pool::{Work, WorkerPool};
 
-/// Maximum number of open files. A process may open 1024 files by default, and this program also opens files
-/// for other purposes. Further files of threads are opened for each read.
-const FILES_MAX: usize = 192;
+/// The files that are kept open in this process may use one of this many descriptors. Further files of threads are
+/// opened for each read, which takes five times as long.
+const LIMIT_SHARE: usize = 2;
+/// Maximum number of files that this process keeps open. A kernel needs about one KiB for each file.
+const FILES_MAX: usize = 16_384;
+
+/// A file may become longer by this many bytes before a worker of the pool has to allocate memory for its contents.
+const CAPACITY_SLACK: usize = 64;
+
+/// The number of files that are kept open in this process.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Open files of threads in `/proc`.
 #[derive(Debug, Default)]
@@ -41,8 +49,29 @@ struct Kept {
     file: Arc<File>,
     bytes: Vec<u8>,
     used: bool,
+    permit: Option<Permit>,
     /// Index of the file in the list that was prepared last.
     place: Option<usize>,
+}
+
+/// A permit to keep one file of `/proc` open.
+#[derive(Debug)]
+pub struct Permit(());
+
+impl Permit {
+    /// Returns `None` if this process keeps as many files open as it may.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        let max = (sys::descriptor_table::limit() / LIMIT_SHARE).min(FILES_MAX);
+        let more = |open: usize| (open < max).then_some(open + 1);
+        OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then_some(Self(()))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        OPEN.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl KeptFiles {
@@ -50,10 +79,24 @@ impl KeptFiles {
     /// path.
     pub fn open(&mut self, pid: Pid, tid: Tid, name: &'static str) -> Result<()> {
         let key = (pid, tid, name);
-        if !self.files.contains_key(&key) && self.files.len() < FILES_MAX {
-            self.files.insert(key, Kept::open(pid, tid, name)?);
+        if !self.files.contains_key(&key)
+            && let Some(permit) = Permit::new()
+        {
+            self.files.insert(key, Kept { permit: Some(permit), ..Kept::open(pid, tid, name)? });
         }
         Ok(())
+    }
+
+    /// Returns the number of files that are kept open.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Reports whether no file is kept open.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
     }
 
     /// Reads the current contents of a file of a thread.
@@ -74,7 +117,8 @@ impl KeptFiles {
         self.files.remove(&key);
         let mut kept = Kept::open(pid, tid, name)?;
         kept.read(None).map_err(|errno| failed(pid, tid, name, errno))?;
-        if self.files.len() < FILES_MAX {
+        kept.permit = Permit::new();
+        if kept.permit.is_some() {
             return Ok(&self.files.entry(key).or_insert(kept).bytes);
         }
         Ok(&self.other.insert(kept).bytes)
@@ -84,9 +128,9 @@ impl KeptFiles {
     pub fn prepare_ahead(&mut self) {
         let files = self.files.values_mut().enumerate().map(|(place, kept)| {
             kept.place = Some(place);
-            Arc::clone(&kept.file)
+            (Arc::clone(&kept.file), kept.bytes.len() + CAPACITY_SLACK)
         });
-        self.ahead.prepare(files, BUFFER_BYTES);
+        self.ahead.prepare(files);
     }
 
     /// Makes a worker pool begin to read the listed files.
@@ -106,7 +150,7 @@ impl Kept {
     fn open(pid: Pid, tid: Tid, name: &'static str) -> Result<Self> {
         let path = path_of_thread(pid, tid, name);
         let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
-        Ok(Self { file: Arc::new(file), bytes: Vec::with_capacity(BUFFER_BYTES), used: true, place: None })
+        Ok(Self { file: Arc::new(file), bytes: Vec::new(), used: true, permit: None, place: None })
     }
 
     fn read(&mut self, ahead: Option<&ReadAhead>) -> std::result::Result<(), Errno> {
@@ -156,9 +200,9 @@ enum Answer {
 }
 
 impl ReadAhead {
-    /// Lists open files before a pause, each with a buffer of `capacity` bytes.
-    pub fn prepare(&mut self, files: impl Iterator<Item = Arc<File>>, capacity: usize) {
-        self.next = Some(List::of(files, capacity));
+    /// Lists open files before a pause, each with the capacity of its buffer in bytes.
+    pub fn prepare(&mut self, files: impl Iterator<Item = (Arc<File>, usize)>) {
+        self.next = Some(List::of(files));
         self.now = None;
     }
 
@@ -183,8 +227,9 @@ impl ReadAhead {
 }
 
 impl List {
-    fn of(files: impl Iterator<Item = Arc<File>>, capacity: usize) -> Arc<Self> {
-        let place = |file| Place { file, answer: Mutex::new(Answer::Open(Vec::with_capacity(capacity))) };
+    fn of(files: impl Iterator<Item = (Arc<File>, usize)>) -> Arc<Self> {
+        let place =
+            |(file, capacity)| Place { file, answer: Mutex::new(Answer::Open(Vec::with_capacity(capacity))) };
         let places: Vec<Place> = files.map(place).collect();
         Arc::new(Self { left: AtomicUsize::new(places.len()), places })
     }
@@ -271,14 +316,14 @@ mod tests {
         read_whole(&file, &mut bytes).unwrap();
         let text = String::from_utf8(bytes).unwrap();
         let last = text.lines().last().unwrap();
-        assert!(text.len() > 2 * BUFFER_BYTES && last.starts_with("VmFlags"), "{last}");
+        assert!(text.len() > 2 * super::super::files::BUFFER_BYTES && last.starts_with("VmFlags"), "{last}");
     }
 
     #[test]
     fn each_file_is_reported_once_and_what_was_taken_first_is_not_read() {
-        let open = |name: &str| Arc::new(File::open(format!("/proc/self/{name}")).unwrap());
+        let open = |name: &str| (Arc::new(File::open(format!("/proc/self/{name}")).unwrap()), 16);
         let files = ["comm", "personality", "cgroup"].map(open);
-        let list = List::of(files.into_iter(), 16);
+        let list = List::of(files.into_iter());
         let mut read_bytes = Vec::new();
         assert!(!list.take(0, &mut read_bytes));
         while list.step() {}

@@ -16,6 +16,7 @@ mod hot;
 mod precopy;
 mod spaces;
 mod taken;
+mod together;
 mod tracked;
 mod tuning;
 mod verify;

@@ -193,7 +193,7 @@ impl Spaces {
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
             let Some(process) = before.processes.living.get(pid) else { continue };
-            pages += tracked.copy_deferred(process, Moment::Running, sink, None)?;
+            pages += tracked.copy_deferred(process, Moment::Running, sink, None, None)?;
         }
         self.is_orderly = true;
         Ok(pages)
@@ -213,7 +213,7 @@ impl Spaces {
             sink.prepare(self.deferred(before).min(self.budget.pages_max()))?;
             let mut copied = self.stop_and_copy(before, sink)?;
             if !run.is_zero() {
-                copied += self.copy_until(before, sink, Deadline::after(run), Duration::ZERO)?;
+                copied += self.copy_until(before, Moment::Running, sink, Deadline::after(run))?;
             } else if copied == PageCount(0) {
                 std::thread::sleep(BUFFER_POLL);
             }
@@ -237,7 +237,7 @@ impl Spaces {
         let copying = Stopwatch::start();
         let spent = self.clock.now().saturating_duration_since(began);
         let until = Deadline::after(self.budget.slice_end(spent).saturating_sub(spent));
-        let copied = self.copy_until(before, sink, until, BUFFER_POLL_LATE)?;
+        let copied = self.copy_until(before, Moment::Stopped, sink, until)?;
         let took = copying.elapsed();
         self.budget.note_copied(copied, took);
         tree.resume()?;
@@ -248,15 +248,19 @@ impl Spaces {
         Ok(copied)
     }
 
-    /// Copies deferred pages until a deadline. If no buffer is free, sleeps and tries again. Returns without a
-    /// sleep if at most the time `late` is left.
+    /// Copies deferred pages until a deadline. If no buffer is free, sleeps and tries again. In a stop, the sleep must
+    /// not end after the deadline.
     fn copy_until(
         &mut self,
         before: &Before,
+        moment: Moment,
         sink: &dyn PageSink,
         until: Deadline,
-        late: Duration,
     ) -> Result<PageCount> {
+        let (workers, late) = match moment {
+            Moment::Running => (None, Duration::ZERO),
+            Moment::Stopped => (self.worker_pool.get().and_then(Option::as_deref), BUFFER_POLL_LATE),
+        };
         let mut pages = PageCount(0);
         loop {
             self.is_orderly = false;
@@ -265,7 +269,7 @@ impl Spaces {
                 let Some(process) = before.processes.living.get(pid) else { continue };
                 // With many processes, even the first few pages of each need more time than the deadline allows.
                 if pages == PageCount(0) || !until.has_passed() {
-                    pages += tracked.copy_deferred(process, Moment::Stopped, sink, Some(until))?;
+                    pages += tracked.copy_deferred(process, moment, sink, Some(until), workers)?;
                 }
                 left += tracked.deferred.pages;
             }

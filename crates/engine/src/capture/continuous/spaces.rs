@@ -114,7 +114,9 @@ impl Memory for Writing<'_> {
         for (pid, tracked) in &mut spaces.tracked {
             let Some(process) = before.processes.living.get_mut(pid) else { continue };
             if spaces.counts.residual == PageCount(0) || !until.is_some_and(Deadline::has_passed) {
-                spaces.counts.residual += tracked.copy_deferred(process, Moment::Stopped, *sink, until)?;
+                let workers = spaces.worker_pool.get().and_then(Option::as_deref);
+                spaces.counts.residual +=
+                    tracked.copy_deferred(process, Moment::Stopped, *sink, until, workers)?;
             }
             if tracked.deferred.pages == PageCount(0) {
                 tracked.copy_unread(process, *sink)?;

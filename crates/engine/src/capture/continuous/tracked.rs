@@ -15,15 +15,17 @@ use model::{Address, AddressRange, PageCount, ProcessKey, RangeSet};
 use resource::memory::Content as Wanted;
 use sys::clock::{Deadline, Stopwatch};
 use tracee::procfs::{Backing, Mapping};
-use tracee::{RemoteSession, Stopped, Thread};
+use tracee::{RemoteSession, Stopped, Thread, WorkerPool};
 use track::{Attach, Content, DirtyPages, Moment, TrackError, Tracker};
 
 use super::super::address_space::Coverage;
 use super::super::copier::{Copier, PageSink};
 use super::super::process::Process;
+use super::super::shared_pages;
 use super::budget::{BUFFER_MAKING, CHUNK};
 use super::deferred::Deferred;
 use super::hot::HotPages;
+use super::together::{Filling, Together};
 use crate::error::Result;
 
 /// All addresses at which a process can have mappings.
@@ -33,6 +35,14 @@ pub(super) const EVERYTHING: AddressRange =
 /// Maximum number of scans in one stop. If a scan reports replaced mappings, the tracker is updated and the
 /// scan is repeated.
 const SCANS_MAX: usize = 4;
+
+/// Workers help only if at least this many buffers are to be filled. For fewer, waking a worker takes too long.
+const TOGETHER_MIN: u64 = 3;
+
+/// Reports whether there is time to allocate a buffer.
+fn may_make(until: Option<Deadline>) -> bool {
+    until.is_none_or(|until| until.left() >= BUFFER_MAKING)
+}
 
 /// The result of one or several scans.
 #[derive(Clone, Copy, Debug, Default)]
@@ -199,25 +209,31 @@ impl Tracked {
     }
 
     /// Copies deferred pages. Without `until`, copies all deferred pages. With `until`, ends at the deadline,
-    /// or when no buffer is free. Returns the number of copied pages.
+    /// or when no buffer is free. Returns the number of copied pages. If the process is stopped, workers can help.
     pub(super) fn copy_deferred(
         &mut self,
         process: &Process,
         moment: Moment,
         sink: &dyn PageSink,
         until: Option<Deadline>,
+        workers: Option<&WorkerPool>,
     ) -> Result<PageCount> {
         let before = self.deferred.pages;
-        if before == PageCount(0) {
-            return Ok(before);
+        if let Some(workers) = workers
+            && before.get() >= TOGETHER_MIN * sink.buffer_pages().get()
+        {
+            self.copy_together(process, sink, until, workers)?;
         }
-        let may_make = |until: Option<Deadline>| until.is_none_or(|until| until.left() >= BUFFER_MAKING);
+        let copied = |deferred: &Deferred| PageCount(before.get() - deferred.pages.get());
+        if self.deferred.pages == PageCount(0) || until.is_some_and(Deadline::has_passed) {
+            return Ok(copied(&self.deferred));
+        }
         let first = match until {
             None => Some(sink.buffer()?),
             Some(_) if sink.has_to_make() && !may_make(until) => None,
             Some(_) => sink.free_buffer()?,
         };
-        let Some(first) = first else { return Ok(PageCount(0)) };
+        let Some(first) = first else { return Ok(copied(&self.deferred)) };
         let pid = process.stat.pid;
         let mut copier = Copier::tolerant(sink, first);
         if moment == Moment::Stopped {
@@ -247,7 +263,57 @@ impl Tracked {
             self.unread.insert(failed);
         }
         copier.finish()?;
-        Ok(PageCount(before.get() - self.deferred.pages.get()))
+        Ok(copied(&self.deferred))
+    }
+
+    /// Copies deferred pages of a stopped process together with workers. Leaves the last pages, and pages that processes
+    /// share.
+    fn copy_together(
+        &mut self,
+        process: &Process,
+        sink: &dyn PageSink,
+        until: Option<Deadline>,
+        workers: &WorkerPool,
+    ) -> Result<()> {
+        let mut together = Together::new(workers);
+        let mut shared = Vec::new();
+        while self.deferred.pages >= sink.buffer_pages()
+            && until.is_none_or(|until| until.left() > together.needed())
+        {
+            let batch = match until {
+                None => Some(sink.buffer()?),
+                Some(_) if sink.has_to_make() && !may_make(until) => None,
+                Some(_) => sink.free_buffer()?,
+            };
+            let Some(batch) = batch else { break };
+            let mut filling = Filling::new(process.stat.pid, batch);
+            while filling.room() > PageCount(0)
+                && let Some(range) = self.deferred.take(filling.room())
+            {
+                for (part, is_shared) in
+                    shared_pages::parts(&process.space, range, shared_pages::PAUSE_PAGES_MIN)
+                {
+                    if is_shared { shared.push(part) } else { filling.add(self.space, part) }
+                }
+            }
+            together.add(filling);
+            self.pass_on(together.take(), sink)?;
+        }
+        self.pass_on(together.finish(), sink)?;
+        self.deferred.extend(shared.into_iter());
+        Ok(())
+    }
+
+    fn pass_on(&mut self, read: Vec<Filling>, sink: &dyn PageSink) -> Result<()> {
+        for filling in read {
+            filling.failed.into_iter().for_each(|range| self.unread.insert(range));
+            if filling.batch.is_empty() {
+                sink.put_back(filling.batch);
+            } else {
+                sink.append(filling.batch)?;
+            }
+        }
+        Ok(())
     }
 
     /// Inspects the pages that could not be read: guard regions, pages without access, and pages that no

@@ -16,6 +16,9 @@ use tracee::WorkerPool;
 use super::super::before::Before;
 use super::spaces::Spaces;
 
+/// Workers are started for this number of files of `/proc` that each pause reads.
+const FILES_MIN: usize = 128;
+
 /// The calling thread.
 const SELF: Tid = Tid(0);
 
@@ -24,7 +27,7 @@ impl Spaces {
     /// inside the pause.
     pub(super) fn prepare_workers(&mut self, before: &mut Before) {
         let watched = self.tracked.values().fold(PageCount(0), |sum, one| sum + one.covered.pages());
-        if watched.bytes() >= track::AHEAD_MIN {
+        if watched.bytes() >= track::AHEAD_MIN || before.threads.files.len() >= FILES_MIN {
             self.worker_pool.get_or_init(|| self.start_worker_pool(before.processes.root));
         }
         if let Some(Some(worker_pool)) = self.worker_pool.get() {

@@ -15,22 +15,22 @@ use resource::fd::{Description, Known};
 use resource::state::DescriptorText;
 use sys::Error;
 use tracee::WorkerPool;
-use tracee::procfs::{self, DescriptorInfo, ReadAhead};
+use tracee::procfs::{self, DescriptorInfo, Permit, ReadAhead};
 
 use super::listing::{Listing, ourselves};
 use crate::error::{EngineError, Result};
 
-/// The maximum number of fdinfo files that are held open. This process needs descriptors for other files too;
-/// see `KeptFiles`.
-const FILES_MAX: usize = 256;
 /// The initial size of the memory for one text, in bytes. It is sufficient for the fdinfo of most descriptor
 /// kinds.
 const TEXT_CAPACITY: usize = 4096;
 
+/// A file that stays open, and the permit for this.
+pub(super) type OpenFile = (Arc<File>, Permit);
+
 #[derive(Default)]
 pub(crate) struct Fdinfo {
-    /// The open fdinfo file of each row. `None` beyond `FILES_MAX`: the file is then opened inside the pause.
-    files: Vec<Option<Arc<File>>>,
+    /// The open fdinfo file of each row. Without a permit, the file is opened inside the pause.
+    files: Vec<Option<OpenFile>>,
     /// The open files that a worker pool reads in the pause.
     ahead: ReadAhead,
     /// The texts that were read inside the pause, one for each row.
@@ -50,29 +50,26 @@ impl Fdinfo {
         self.texts.clear();
     }
 
-    /// Reads the fdinfo of the descriptor of the next row. Also returns the open file, up to `FILES_MAX`
-    /// files.
-    pub(super) fn open(&self, (pid, fd): (Pid, Fd)) -> sys::Result<(DescriptorInfo, Option<Arc<File>>)> {
-        if self.files.len() < FILES_MAX {
-            let (info, file) = procfs::open_descriptor_info(pid, fd)?;
-            return Ok((info, Some(Arc::new(file))));
-        }
-        Ok((procfs::descriptor_info(pid, fd)?, None))
+    /// Reads the fdinfo of a descriptor. Also returns the open file, if this process may keep it open.
+    pub(super) fn open((pid, fd): (Pid, Fd)) -> sys::Result<(DescriptorInfo, Option<OpenFile>)> {
+        let Some(permit) = Permit::new() else { return Ok((procfs::descriptor_info(pid, fd)?, None)) };
+        let (info, file) = procfs::open_descriptor_info(pid, fd)?;
+        Ok((info, Some((Arc::new(file), permit))))
     }
 
-    pub(super) fn add(&mut self, (pid, fd): (Pid, Fd), file: Option<Arc<File>>) {
+    pub(super) fn add(&mut self, (pid, fd): (Pid, Fd), file: Option<OpenFile>) {
         let text = Vec::with_capacity(if file.is_some() { TEXT_CAPACITY } else { 0 });
         self.texts.push(DescriptorText { pid, fd, text });
         self.files.push(file);
     }
 
     pub(super) fn any_file(&self) -> Option<&Arc<File>> {
-        self.files.iter().flatten().next()
+        self.files.iter().flatten().map(|(file, _)| file).next()
     }
 
     /// Lists all files, so that a worker pool can read them in the next pause.
     pub(crate) fn prepare_ahead(&mut self) {
-        self.ahead.prepare(self.files.iter().flatten().map(Arc::clone), TEXT_CAPACITY);
+        self.ahead.prepare(self.files.iter().flatten().map(|(file, _)| (Arc::clone(file), TEXT_CAPACITY)));
     }
 
     /// Makes a worker pool begin to read the files.
@@ -87,7 +84,7 @@ impl Fdinfo {
         for (file, one) in self.files.iter().zip(&mut self.texts) {
             let failed = |errno| Error::descriptor("read fdinfo of", one.pid, one.fd, errno);
             match file {
-                Some(file) => {
+                Some((file, _)) => {
                     if !self.ahead.take(listed, &mut one.text) {
                         procfs::read_whole(file, &mut one.text).map_err(failed)?;
                     }

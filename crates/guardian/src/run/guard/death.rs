@@ -17,6 +17,9 @@ use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::record::{Death, ProcessName};
 
+/// If more processes have left the tree at once, one event reports all of them.
+const DEPARTED_MAX: usize = 3;
+
 /// The result of a run that is over.
 pub(crate) struct EndedRun {
     /// How the subject has ended.
@@ -98,9 +101,13 @@ impl Guard {
         if !is_end && self.rebuild.subject.has_ended() {
             return;
         }
-        for key in self.tree.departed.note(sequence, &listed) {
-            let program = tracee::procfs::stat(key.pid).map_or_else(|_| String::new(), |stat| stat.comm);
-            self.report(RunEvent::Departed { pid: key.pid.get(), program, is_end });
+        let departed = self.tree.departed.note(sequence, &listed);
+        let each = if departed.len() > DEPARTED_MAX { departed.len() } else { 1 };
+        for group in departed.chunks(each) {
+            let [first, others @ ..] = group else { continue };
+            let program = tracee::procfs::stat(first.pid).map_or_else(|_| String::new(), |stat| stat.comm);
+            let others = others.iter().map(|key| key.pid.get()).collect();
+            self.report(RunEvent::Departed { pid: first.pid.get(), program, others, is_end });
         }
     }
 
