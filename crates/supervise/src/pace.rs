@@ -85,10 +85,26 @@ pub(crate) struct Pace {
     /// The part of the cost of the first checkpoint that the following checkpoints have not paid yet.
     debt: Duration,
     has_first: bool,
-    /// The longest time that a recent checkpoint needed from the time when it was due to its commit.
-    delay: Duration,
+    delays: Delays,
+}
+
+/// How long checkpoints need from the time when they are due to their commit.
+#[derive(Debug, Default)]
+struct Delays {
+    /// The longest time that a recent checkpoint needed.
+    longest: Duration,
     /// The time when the last checkpoint that was taken was due.
-    last_due: Option<Instant>,
+    due: Option<Instant>,
+}
+
+impl Delays {
+    /// Records a commit. A longer time is remembered for some checkpoints.
+    fn committed(&mut self, now: Instant) {
+        if let Some(due) = self.due {
+            let delay = now.saturating_duration_since(due);
+            self.longest = delay.max(self.longest - self.longest / DELAY_MEMORY);
+        }
+    }
 }
 
 /// Percentiles of the pauses in the history.
@@ -117,8 +133,7 @@ impl Pace {
             costs: VecDeque::with_capacity(COSTS_MAX),
             debt: Duration::ZERO,
             has_first: false,
-            delay: Duration::ZERO,
-            last_due: None,
+            delays: Delays::default(),
         }
     }
 
@@ -136,7 +151,7 @@ impl Pace {
         self.costs.clear();
         self.debt = Duration::ZERO;
         self.has_first = false;
-        self.last_due = None;
+        self.delays.due = None;
     }
 
     /// Records a stop of the subject. For a checkpoint, `taken` records the pause.
@@ -147,7 +162,7 @@ impl Pace {
     /// Records a checkpoint that was taken and may not be committed yet. Returns the number of rounds that were missed.
     pub(crate) fn taken(&mut self, costs: Costs, now: Instant) -> u32 {
         self.paused(costs.pause);
-        self.last_due = self.next;
+        self.delays.due = self.next;
         let since = std::mem::replace(&mut self.last, now);
         let paid_until = if std::mem::replace(&mut self.has_first, true) {
             push(&mut self.costs, (costs.total, now.saturating_duration_since(since)), COSTS_MAX);
@@ -173,9 +188,9 @@ impl Pace {
         rounds
     }
 
-    /// Returns the part of the debt that a checkpoint with this cost pays. The interval is then at most half as long again.
+    /// Returns the part of the debt that a checkpoint with this cost pays. The interval is then at most a third longer.
     fn repays(&self, cost: Duration) -> Duration {
-        self.debt.min(cost / 2)
+        self.debt.min(cost / 3)
     }
 
     /// Returns the earliest time for the next checkpoint, so that the costs of all checkpoints are within the limit. Time
@@ -189,7 +204,7 @@ impl Pace {
     }
 
     fn longest(&self, limit: CostLimit) -> Duration {
-        limit.longest(self.delay).max(self.every.unwrap_or_default())
+        limit.longest(self.delays.longest).max(self.every.unwrap_or_default())
     }
 
     /// Returns the present interval, if the limit of the costs makes it longer than the requested interval.
@@ -211,10 +226,7 @@ impl Pace {
     /// Records a committed checkpoint.
     pub(crate) fn committed(&mut self, now: Instant) {
         push(&mut self.commits, now, COMMITS_MAX);
-        if let Some(due) = self.last_due {
-            let delay = now.saturating_duration_since(due);
-            self.delay = delay.max(self.delay - self.delay / DELAY_MEMORY);
-        }
+        self.delays.committed(now);
     }
 
     /// Records a refused or failed checkpoint.
@@ -359,13 +371,13 @@ mod tests {
     fn the_following_checkpoints_pay_for_the_first_one() {
         let mut pace = Pace::new(Some(EVERY), Some(tenth()), Instant::now());
         take_many(&mut pace, 1, 2 * EVERY);
-        take_many(&mut pace, 1, EVERY / 2);
-        assert_eq!(take_many(&mut pace, 3, EVERY / 2), 3 * 15 * EVERY / 2);
-        assert_eq!(pace.longer_interval(), Some(15 * EVERY / 2));
-        // Four checkpoints have paid one interval, and four more pay the rest.
-        assert_eq!(take_many(&mut pace, 4, EVERY / 2), 4 * 15 * EVERY / 2);
-        assert_eq!(take_many(&mut pace, 4, EVERY / 2), 4 * 5 * EVERY);
-        assert_eq!(pace.longer_interval(), Some(5 * EVERY));
+        take_many(&mut pace, 1, EVERY * 3 / 5);
+        assert_eq!(take_many(&mut pace, 3, EVERY * 3 / 5), 3 * 8 * EVERY);
+        assert_eq!(pace.longer_interval(), Some(8 * EVERY));
+        // Four checkpoints have paid two fifths, and six more pay the rest.
+        assert_eq!(take_many(&mut pace, 6, EVERY * 3 / 5), 6 * 8 * EVERY);
+        assert_eq!(take_many(&mut pace, 4, EVERY * 3 / 5), 4 * 6 * EVERY);
+        assert_eq!(pace.longer_interval(), Some(6 * EVERY));
     }
 
     #[test]

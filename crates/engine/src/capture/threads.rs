@@ -150,9 +150,12 @@ impl Reading<'_> {
     }
 }
 
+/// Raw state of a kind, and the payload of its record.
+type Converted<'a> = (&'a RawState, Option<Vec<u8>>);
+
 pub(super) fn write(processes: &Processes, records: &mut RecordSet) -> Result<()> {
     // Most threads of a subject have equal state of most kinds, and the conversion can take longer than the comparison.
-    let mut last: Vec<Option<(&RawState, Option<Vec<u8>>)>> = vec![None; state::REGISTRY.len()];
+    let mut last: Vec<Option<Converted<'_>>> = vec![None; state::REGISTRY.len()];
     for (pid, process) in &processes.living {
         for thread in &process.threads {
             let message = ThreadMessage {
