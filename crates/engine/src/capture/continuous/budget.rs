@@ -223,12 +223,14 @@ pub(super) struct Throttle {
     left: PageCount,
     stalled: u32,
     left_by_last: PageCount,
+    /// The checkpoint has wasted as many copies as it may.
+    is_spent: bool,
 }
 
 impl Default for Throttle {
     fn default() -> Self {
         const MOST: PageCount = PageCount(u64::MAX);
-        Self { run: Duration::MAX, rounds: 0, left: MOST, stalled: 0, left_by_last: MOST }
+        Self { run: Duration::MAX, rounds: 0, left: MOST, stalled: 0, left_by_last: MOST, is_spent: false }
     }
 }
 
@@ -246,6 +248,11 @@ impl Throttle {
             // copies. A final stop scans while the subject is stopped.
             return Step::Last;
         }
+        if self.rounds > 0 && freedom.is_zero() {
+            // A round begins with a scan while the subject runs, and more copies would be wasted.
+            self.is_spent = true;
+            return Step::Last;
+        }
         self.run = self.run.min(limit).min(freedom / budget.slices(limit, pages));
         if !has_halved {
             self.run /= 2;
@@ -261,7 +268,7 @@ impl Throttle {
     /// Records that a final stop has left this many pages. Returns whether another final stop follows at once,
     /// without a round.
     pub(super) fn repeats(&mut self, budget: &Budget, left: PageCount) -> bool {
-        let repeats = is_little(budget, left) || self.rounds >= budget.rounds_max();
+        let repeats = self.is_spent || is_little(budget, left) || self.rounds >= budget.rounds_max();
         if repeats {
             self.stalled = if left < self.left_by_last { 0 } else { self.stalled + 1 };
             self.left_by_last = left;
@@ -300,6 +307,9 @@ pub(super) struct Pace {
     over: Duration,
     /// The largest number of pages that a recent scan has found.
     most: PageCount,
+    /// The highest rate of recent scans, in pages per second. A scan after a long time shows a low rate, because the
+    /// subject has written the same pages many times.
+    fastest: f64,
 }
 
 impl Pace {
@@ -307,6 +317,10 @@ impl Pace {
     pub(super) fn scanned(&mut self, at: Instant, pages: PageCount) {
         self.over = self.at.map_or(Duration::ZERO, |before| at.saturating_duration_since(before));
         (self.at, self.pages) = (Some(at), pages);
+        if !self.over.is_zero() {
+            let rate = pages.get() as f64 / self.over.as_secs_f64();
+            self.fastest = rate.max(self.fastest - self.fastest / f64::from(MEMORY));
+        }
         self.most = pages.max(PageCount(self.most.get() - self.most.get() / u64::from(MEMORY)));
     }
 
@@ -322,13 +336,12 @@ impl Pace {
         PageCount(u64::try_from(pages).unwrap_or(u64::MAX)).min(self.most)
     }
 
-    /// Predicts how long the subject will run until it has written this many pages, if it writes as before.
+    /// Predicts how long the subject will run until it has written this many pages, if it writes as fast as lately.
     pub(super) fn time_for(&self, pages: PageCount) -> Duration {
-        if pages >= self.most || self.over.is_zero() {
+        if pages >= self.most || self.fastest <= 0.0 {
             return Duration::MAX;
         }
-        let nanos = self.over.as_nanos() * u128::from(pages.get()) / u128::from(self.pages.get().max(1));
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        Duration::try_from_secs_f64(pages.get() as f64 / self.fastest).unwrap_or(Duration::MAX)
     }
 }
 
