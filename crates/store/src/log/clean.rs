@@ -26,16 +26,22 @@ const JOB_PAGES: usize = 256;
 /// for the moves of a commit with 5,000 changed pages.
 const JOBS_MAX: usize = 8;
 
-/// The maximum number of segments that are emptied at the same time. One scan of all pages finds the live pages of
-/// these segments.
+/// The maximum number of segments that are emptied at the same time, if compaction keeps up with the program. One scan
+/// of all pages finds the live pages of these segments.
 const VICTIMS_MAX: usize = 8;
 
-/// The number of segments above the target size before compaction starts: the active segment and the segments created
-/// in advance.
-const SLACK_SEGMENTS: u64 = 3;
+/// If compaction does not keep up, one of this number of segments is emptied at the same time.
+const VICTIMS_SHARE: usize = 4;
+
+/// The number of segments above the target size before compaction starts: the active segment.
+const SLACK_SEGMENTS: u64 = 1;
 
 /// The number of pages that every commit may move, even if the epoch wrote fewer pages.
 const PAGES_MIN: u64 = 64;
+
+/// The number of pages that every commit may move while the log takes more than three times the size of the live pages:
+/// all buffers of compaction. The program has released most of its memory, and may write little from now on.
+const PAGES_MIN_PRESSING: u64 = (JOBS_MAX * JOB_PAGES) as u64;
 
 /// The fill level of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,7 +86,14 @@ impl Fill {
             return 0;
         }
         let steps = 1 + excess / (2 * self.blocks);
-        (written / 4 * steps).clamp(PAGES_MIN, (2 * written).max(PAGES_MIN))
+        let least = if excess > self.live + self.blocks { PAGES_MIN_PRESSING } else { PAGES_MIN };
+        (written / 4 * steps).clamp(least, (2 * written).max(least))
+    }
+
+    /// Reports whether compaction does not keep up with the program. A commit then waits for the pages that are being
+    /// read.
+    pub(super) const fn is_pressing(&self) -> bool {
+        self.excess() > self.live / 4 + self.blocks
     }
 }
 
@@ -95,7 +108,8 @@ impl Cleaner {
         candidates.retain(|state| state.live > 0 && !state.cleaning && Some(state.number) != active);
         candidates.sort_unstable_by_key(|state| (state.live, state.number));
         let (mut moves, mut freed): (BTreeMap<LogSegment, Vec<Move>>, u64) = (BTreeMap::new(), 0);
-        for victim in candidates.into_iter().take(VICTIMS_MAX) {
+        let victims = if fill.is_pressing() { candidates.len() / VICTIMS_SHARE } else { 0 };
+        for victim in candidates.into_iter().take(victims.max(VICTIMS_MAX)) {
             let gain = fill.blocks.saturating_sub(u64::from(victim.live));
             // Moving the pages of an almost full segment frees little space for many written bytes.
             if gain < fill.blocks / 8 || freed > fill.excess() {
@@ -147,12 +161,13 @@ mod tests {
     #[test]
     fn the_pace_follows_the_excess_and_stays_a_share_of_the_epoch() {
         let fill = |used: u64, live: u64| Fill { blocks: 4096, used: used * 4096, live: live * 4096 };
-        assert_eq!(fill(10, 4).excess(), 0);
-        assert_eq!(fill(11, 4).excess(), 0);
-        assert_eq!(fill(12, 4).excess(), 4096);
-        assert_eq!(fill(10, 4).quota(1000), 0);
-        assert_eq!(fill(12, 4).quota(1000), 250);
-        assert_eq!(fill(12, 4).quota(0), PAGES_MIN);
-        assert_eq!(fill(100, 4).quota(1000), 2000, "never more than twice the epoch");
+        assert_eq!(fill(8, 4).excess(), 0);
+        assert_eq!(fill(9, 4).excess(), 0);
+        assert_eq!(fill(10, 4).excess(), 4096);
+        assert_eq!(fill(8, 4).quota(1000), 0);
+        assert_eq!(fill(10, 4).quota(1000), 250);
+        assert_eq!(fill(10, 4).quota(0), PAGES_MIN);
+        assert_eq!(fill(100, 4).quota(10_000), 20_000, "never more than twice the epoch");
+        assert_eq!(fill(100, 4).quota(0), PAGES_MIN_PRESSING);
     }
 }
