@@ -100,12 +100,17 @@ impl WriterThread {
     /// Writes pages that the background writer has read for compaction, up to the quota of this epoch, and records
     /// their new places.
     fn move_pages(&mut self, epoch: &mut OpenEpoch) -> Result<PageCount> {
-        let fill = Fill::of(&self.state.segments);
-        let quota = fill.quota(epoch.pages_written);
+        let end = self.stamp.durable.segment;
+        let quota = Fill::of(&self.state.segments, epoch.pages_written).quota(epoch.pages_written);
         let mut moved = 0;
-        while moved < quota
-            && let Some((mut job, read)) = self.active_segment.background_writer.take_read(fill.is_pressing())
-        {
+        while moved < quota {
+            let fill = Fill::of(&self.state.segments, epoch.pages_written);
+            if self.active_segment.background_writer.reading == 0 {
+                self.cleaner.plan(&mut self.state, fill, end);
+                self.feed_cleaner(fill.is_pressing())?;
+            }
+            let read = self.active_segment.background_writer.take_read(fill.is_pressing());
+            let Some((mut job, read)) = read else { break };
             match read {
                 Ok(()) => {}
                 // The segment was removed, because the program has changed all of these pages meanwhile.
@@ -136,6 +141,19 @@ impl WriterThread {
         }
         self.status.moved.0 += moved;
         Ok(PageCount(moved))
+    }
+
+    /// Passes queued jobs of compaction to the background writer. With `wait`, waits until a buffer of compaction is
+    /// written, if all are in use.
+    fn feed_cleaner(&mut self, wait: bool) -> Result<()> {
+        loop {
+            self.collect()?;
+            self.cleaner.feed(&mut self.active_segment.background_writer)?;
+            let is_stuck = self.cleaner.has_jobs() && self.active_segment.background_writer.reading == 0;
+            if !wait || !is_stuck || !self.active_segment.wait()? {
+                return Ok(());
+            }
+        }
     }
 
     fn commit_record(&self, epoch: &OpenEpoch, meta: CommitMeta, part: &Blob, written: u64) -> Commit {

@@ -9,13 +9,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use image::{Blob, LogId, LogPlace, LogSegment, LogSlot};
+use image::{Blob, LOG_BLOCK_BYTES, LogId, LogPlace, LogSegment, LogSlot};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
 use super::active_segment::{ActiveSegment, Owner};
-use super::clean::Cleaner;
+use super::clean::{Cleaner, Fill};
 use super::compression::Compressor;
 use super::delta::Delta;
 use super::queue::{Order, Promise, Shared};
@@ -361,7 +361,9 @@ impl WriterThread {
     /// pages for compaction.
     fn plan(&mut self) -> Result<()> {
         let active = self.active_segment.place().map(|place| place.segment);
-        self.cleaner.plan(&mut self.state, active);
+        let written = self.retention.newest.as_ref().map_or(0, |newest| newest.1.get() / LOG_BLOCK_BYTES);
+        let fill = Fill::of(&self.state.segments, written);
+        self.cleaner.plan(&mut self.state, fill, self.stamp.durable.segment);
         if let (Some(compression), Some(active)) = (&mut self.compression, active) {
             compression.plan(&mut self.state.segments, active);
         }
