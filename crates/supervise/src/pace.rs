@@ -216,6 +216,12 @@ impl Pace {
         (needed > every).then_some(needed)
     }
 
+    /// Returns the time until which the costs of earlier checkpoints defer the next one.
+    pub(crate) fn deferred_until(&self) -> Option<Instant> {
+        self.limit?;
+        Some(self.paid_until.min(self.next?))
+    }
+
     /// Returns the share of the elapsed time that recent checkpoints took from the subject; 0.1 is a tenth.
     pub(crate) fn cost_share(&self) -> f64 {
         let sum = |part: fn(&(Duration, Duration)) -> Duration| self.costs.iter().map(part).sum::<Duration>();
@@ -360,7 +366,11 @@ mod tests {
     fn one_expensive_checkpoint_defers_the_next_one_only_for_a_time() {
         let mut pace = Pace::new(Some(EVERY), Some(tenth()), Instant::now());
         assert_eq!(take_many(&mut pace, 1, 1000 * EVERY), EVERY, "the first checkpoint is free");
+        let due = pace.next().unwrap();
+        assert!(pace.deferred_until().unwrap() <= due - EVERY);
         take_many(&mut pace, 1, 1000 * EVERY);
+        assert!(pace.next().unwrap() >= due + 50 * EVERY);
+        assert_eq!(pace.deferred_until(), pace.next());
         let tiny = CostLimit { share: f64::MIN_POSITIVE, ..tenth() };
         assert_eq!(tiny.spread(EVERY, 100 * EVERY), 100 * EVERY);
         assert!(take_many(&mut pace, 2, ZERO) <= 200 * EVERY);

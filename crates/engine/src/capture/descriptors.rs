@@ -25,7 +25,7 @@ use resource::fd::{self, CaptureScope, Description, FdCapture, Known, ScopeIndex
 use resource::files::{Directories, FileRecord, FileStates, MappedForWriting};
 use sys::packet_hold::{PacketHold, PacketNumber};
 use sys::{Errno, Error, pidfd};
-use tracee::procfs;
+use tracee::procfs::{self, ReservedDescriptors};
 use undo::watch::OpenFile;
 
 use self::fdinfo::Fdinfo;
@@ -48,6 +48,8 @@ pub(super) struct Descriptors {
     open: Vec<Description>,
     /// Raises RLIMIT_NOFILE of this process while duplicates are open.
     limit: Option<RaisedLimit>,
+    /// The descriptors for the duplicates of all descriptions.
+    reserved: ReservedDescriptors,
     captures: HashMap<DescriptionId, Box<dyn FdCapture>>,
     /// Whether the captures of all known descriptions are prepared, and no obstacle was found.
     is_prepared: bool,
@@ -102,6 +104,8 @@ impl Descriptors {
             }
         }
         self.listing.end(files);
+        self.reserved.set(self.listing.known.len());
+        self.info.fit();
         if duplicates == Duplicates::Keep { self.discover(false) } else { Ok(()) }
     }
 
@@ -125,7 +129,7 @@ impl Descriptors {
         duplicates: Duplicates,
     ) -> sys::Result<()> {
         let (pid, fd) = place;
-        let (info, file) = Fdinfo::open(place)?;
+        let (info, file) = self.info.open(place, duplicates == Duplicates::Keep)?;
         let failed = |errno| Error::descriptor("look at the file", pid, fd, errno);
         let duplicate =
             (duplicates == Duplicates::Keep).then(|| pidfd::duplicate(handle, pid, fd)).transpose()?;

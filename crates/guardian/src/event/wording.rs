@@ -508,6 +508,19 @@ mod tests {
     }
 
     #[test]
+    fn many_processes_that_leave_the_tree_are_one_line() {
+        let text = |others, is_end| {
+            RunEvent::Departed { pid: 7, program: "worker".to_owned(), others, is_end }.to_string()
+        };
+        assert!(text(vec![], true).starts_with("pid 7 (worker), which the program has started, goes on"));
+        let many = text(vec![8, 9], true);
+        assert!(
+            many.starts_with("pid 7 (worker) and 2 other processes, which the program has started, go on")
+        );
+        assert!(text(vec![8, 9], false).contains("2 other processes have left the program's tree"));
+    }
+
+    #[test]
     fn what_went_back_is_counted_and_a_few_are_named() {
         let text = |to, changed, aside, left| {
             let went = WentBack { changed, aside: moved(aside), uncovered: Vec::new() };

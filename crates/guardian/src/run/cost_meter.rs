@@ -43,9 +43,13 @@ impl CostMeter {
     /// Returns the time that a subject has lost by a checkpoint with this number of copied pages, besides the stops.
     /// `threads` are the times of its threads since the last measurement, if known.
     pub(crate) fn charge(&self, copied: PageCount, threads: Option<waits::Times>) -> Duration {
+        let faults = FAULT.saturating_mul(u32::try_from(copied.get()).unwrap_or(u32::MAX));
+        if let Some(threads) = threads.filter(|threads| threads.is_estimate) {
+            // The next measurement counts the waits of this checkpoint, too.
+            return faults.div_f64(self.running(threads));
+        }
         let now = Times::now();
         let last = std::mem::replace(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner), now);
-        let faults = FAULT.saturating_mul(u32::try_from(copied.get()).unwrap_or(u32::MAX));
         let Some(threads) = threads else { return faults + taken_by(last, now) / self.processors };
         let waited = threads.waited.min(now.used.saturating_sub(last.used)).mul_f64(self.busy(last, now));
         (faults + waited).div_f64(self.running(threads))

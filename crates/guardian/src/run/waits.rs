@@ -4,7 +4,8 @@
 //! waited. A stopped thread is not ready to run.
 //!
 //! Owns: the times of each thread at the last measurement.
-//! Invariants: one measurement reads at most `THREADS_MAX` files.
+//! Invariants: one measurement reads at most `THREADS_MAX` files. Measurements take at most one of `READ_SHARE` parts of
+//! the time.
 //! Does not: tell for whom a thread waited.
 //!
 //! Man page: proc_pid_schedstat(5)
@@ -21,6 +22,9 @@ use tracee::procfs;
 /// The maximum number of threads of a measurement. Reading the times of this many threads takes about 2 ms.
 const THREADS_MAX: usize = 256;
 
+/// A measurement takes at most one of this many parts of the time since the last one.
+const READ_SHARE: u32 = 50;
+
 /// Times of all threads of a subject since the last measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Times {
@@ -29,6 +33,9 @@ pub(crate) struct Times {
     /// The time that the threads were ready to run and waited for a processor.
     pub(crate) waited: Duration,
     pub(crate) elapsed: Duration,
+    /// The last measurement was too recent for another one. The values are those of the last measurement, without
+    /// `waited`.
+    pub(crate) is_estimate: bool,
 }
 
 /// What the kernel has counted for one thread since its begin.
@@ -44,18 +51,27 @@ pub(crate) struct Waits {
     threads: HashMap<Tid, Counts>,
     /// The time since the last measurement. `None`: there is no measurement to compare with.
     since: Option<Stopwatch>,
+    /// How long the last measurement took.
+    took: Duration,
+    last: Option<Times>,
 }
 
 impl Waits {
     /// Returns the times since the last measurement. `None`: unknown, because the kernel has no such files, this is the
     /// first measurement, or the processes have more than `THREADS_MAX` threads.
     pub(crate) fn measure(&mut self, processes: impl IntoIterator<Item = Pid>) -> Option<Times> {
+        if let (Some(since), Some(last)) = (&self.since, self.last)
+            && since.elapsed() < READ_SHARE * self.took
+        {
+            return Some(Times { waited: Duration::ZERO, is_estimate: true, ..last });
+        }
+        let reading = Stopwatch::start();
         let mut threads = HashMap::new();
         for pid in processes {
             // A process or a thread that has ended meanwhile is left out.
             for tid in procfs::threads(pid).unwrap_or_default() {
                 if threads.len() == THREADS_MAX {
-                    self.since = None;
+                    (self.since, self.last) = (None, None);
                     return None;
                 }
                 if let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")) {
@@ -64,9 +80,11 @@ impl Waits {
             }
         }
         let before = std::mem::replace(&mut self.threads, threads);
+        self.took = reading.elapsed();
         let elapsed = self.since.replace(Stopwatch::start())?.elapsed();
         let Counts { ran, waited } = counted_since(&before, &self.threads);
-        Some(Times { ran, waited, elapsed })
+        self.last = Some(Times { ran, waited, elapsed, is_estimate: false });
+        self.last
     }
 }
 
@@ -132,6 +150,11 @@ mod tests {
             assert!(times.waited > times.ran / 2, "{times:?}");
             assert!(times.elapsed >= Duration::from_millis(200), "{times:?}");
             assert_eq!(threads.len(), 2);
+            waits.took = Duration::from_secs(3600);
+            let estimate = waits.measure([own]).unwrap();
+            assert_eq!(estimate, Times { waited: Duration::ZERO, is_estimate: true, ..times });
+            waits.took = Duration::ZERO;
+            assert!(!waits.measure([own]).unwrap().is_estimate);
         });
     }
 }

@@ -386,6 +386,12 @@ impl Subject {
         self.pace.longer_interval()
     }
 
+    /// Returns the time until which the costs of earlier checkpoints defer the next one.
+    #[must_use]
+    pub fn deferred_until(&self) -> Option<Instant> {
+        self.pace.deferred_until()
+    }
+
     /// Returns the share of the elapsed time that recent checkpoints took from the subject; 0.1 is a tenth.
     #[must_use]
     pub fn cost_share(&self) -> f64 {

@@ -23,8 +23,8 @@ use sys::{Errno, Error, Result};
 use super::files::{path_of_thread, read_whole};
 use crate::worker_pool::{Work, WorkerPool};
 
-/// The files that are kept open in this process may use one of this many descriptors. Further files of threads are
-/// opened for each read, which takes five times as long.
+/// The files that are kept open in this process may use one of this many descriptors that are not reserved. Further
+/// files of threads are opened for each read, which takes five times as long.
 const LIMIT_SHARE: usize = 2;
 /// Maximum number of files that this process keeps open. A kernel needs about one KiB for each file.
 const FILES_MAX: usize = 16_384;
@@ -32,8 +32,13 @@ const FILES_MAX: usize = 16_384;
 /// A file may become longer by this many bytes before a worker of the pool has to allocate memory for its contents.
 const CAPACITY_SLACK: usize = 64;
 
+/// Descriptors that are left for files that this process opens for a short time.
+const LEFT: usize = 512;
+
 /// The number of files that are kept open in this process.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
+/// The number of descriptors that this process needs for other files.
+static RESERVED: AtomicUsize = AtomicUsize::new(0);
 
 /// Open files of threads in `/proc`.
 #[derive(Debug, Default)]
@@ -62,9 +67,38 @@ impl Permit {
     /// Returns `None` if this process keeps as many files open as it may.
     #[must_use]
     pub fn new() -> Option<Self> {
-        let max = (sys::descriptor_table::limit() / LIMIT_SHARE).min(FILES_MAX);
+        let max = files_max();
         let more = |open: usize| (open < max).then_some(open + 1);
         OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then_some(Self(()))
+    }
+
+    /// Reports whether more files are open than now permitted: more descriptors were reserved since.
+    #[must_use]
+    pub fn are_exceeded() -> bool {
+        OPEN.load(Ordering::Relaxed) > files_max()
+    }
+}
+
+fn files_max() -> usize {
+    let reserved = RESERVED.load(Ordering::Relaxed) + LEFT;
+    (sys::descriptor_table::limit().saturating_sub(reserved) / LIMIT_SHARE).min(FILES_MAX)
+}
+
+/// Descriptors that this process will need for other files than those that are kept open here.
+#[derive(Debug, Default)]
+pub struct ReservedDescriptors(usize);
+
+impl ReservedDescriptors {
+    /// Changes the number of reserved descriptors.
+    pub fn set(&mut self, count: usize) {
+        RESERVED.fetch_add(count, Ordering::Relaxed);
+        RESERVED.fetch_sub(std::mem::replace(&mut self.0, count), Ordering::Relaxed);
+    }
+}
+
+impl Drop for ReservedDescriptors {
+    fn drop(&mut self) {
+        self.set(0);
     }
 }
 
@@ -122,6 +156,13 @@ impl KeptFiles {
             return Ok(&self.files.entry(key).or_insert(kept).bytes);
         }
         Ok(&self.other.insert(kept).bytes)
+    }
+
+    /// Closes all files if more are open in this process than permitted.
+    pub fn fit(&mut self) {
+        if Permit::are_exceeded() {
+            self.files.clear();
+        }
     }
 
     /// Lists all files, so that a worker pool can read them in the next pause.

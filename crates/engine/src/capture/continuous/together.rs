@@ -18,6 +18,10 @@ use sys::process_memory::{self, RANGES_PER_CALL};
 use tracee::{Work, WorkerPool};
 
 use super::super::copier::read_one_by_one;
+use crate::error::Result;
+
+/// The error number of EIO.
+const EIO: i32 = 5;
 
 /// The pages of one process for one buffer.
 pub(super) struct Filling {
@@ -79,6 +83,25 @@ struct Fillings {
     /// The number of fillings that threads are reading.
     reading: usize,
     read: Vec<Filling>,
+    /// A thread has panicked while it was reading. Its pages are lost.
+    is_broken: bool,
+}
+
+/// Ends the reading of a filling, also after a panic: the tracer waits for the end while the subject is stopped.
+struct Reading<'a> {
+    shared: &'a Shared,
+    read: Option<Filling>,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let mut fillings = self.shared.lock();
+        fillings.reading -= 1;
+        fillings.is_broken |= self.read.is_none();
+        fillings.read.extend(self.read.take());
+        drop(fillings);
+        self.shared.has_read.notify_one();
+    }
 }
 
 impl<'a> Together<'a> {
@@ -119,13 +142,20 @@ impl<'a> Together<'a> {
 
     /// Reads all fillings that wait. Waits for the workers. Returns the fillings that were read since the last call of
     /// `take`.
-    pub(super) fn finish(mut self) -> Vec<Filling> {
+    ///
+    /// # Errors
+    ///
+    /// EIO if a worker has panicked. Pages of the checkpoint are then missing.
+    pub(super) fn finish(mut self) -> Result<Vec<Filling>> {
         while self.read_one() {}
         let mut fillings = self.shared.lock();
         while fillings.reading > 0 {
             fillings = self.shared.has_read.wait(fillings).unwrap_or_else(PoisonError::into_inner);
         }
-        std::mem::take(&mut fillings.read)
+        if fillings.is_broken {
+            return Err(sys::Error::new("copy pages with worker threads", sys::Errno(EIO)).into());
+        }
+        Ok(std::mem::take(&mut fillings.read))
     }
 
     fn threads(&self) -> usize {
@@ -153,12 +183,9 @@ impl Shared {
         let Some(mut filling) = fillings.waiting.pop_front() else { return false };
         fillings.reading += 1;
         drop(fillings);
+        let mut reading = Reading { shared: self, read: None };
         filling.read();
-        let mut fillings = self.lock();
-        fillings.reading -= 1;
-        fillings.read.push(filling);
-        drop(fillings);
-        self.has_read.notify_one();
+        reading.read = Some(filling);
         true
     }
 }
@@ -211,7 +238,7 @@ mod tests {
         for _ in 0..20 {
             let mut together = Together::new(&worker_pool);
             let mut read = read_all(&mut together, &memory);
-            read.extend(together.finish());
+            read.extend(together.finish().unwrap());
             assert_eq!(read.len(), FILLINGS);
             let mut seen = Vec::new();
             for mut filling in read {

@@ -299,7 +299,7 @@ impl Tracked {
             together.add(filling);
             self.pass_on(together.take(), sink)?;
         }
-        self.pass_on(together.finish(), sink)?;
+        self.pass_on(together.finish()?, sink)?;
         self.deferred.extend(shared.into_iter());
         Ok(())
     }

@@ -26,6 +26,7 @@ impl Spaces {
     /// Prepares the reads and scans that the workers do in parallel with the tracer. Must not be called
     /// inside the pause.
     pub(super) fn prepare_workers(&mut self, before: &mut Before) {
+        before.threads.files.fit();
         let watched = self.tracked.values().fold(PageCount(0), |sum, one| sum + one.covered.pages());
         if watched.bytes() >= track::AHEAD_MIN || before.threads.files.len() >= FILES_MIN {
             self.worker_pool.get_or_init(|| self.start_worker_pool(before.processes.root));

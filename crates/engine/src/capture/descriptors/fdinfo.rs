@@ -20,6 +20,8 @@ use tracee::procfs::{self, DescriptorInfo, Permit, ReadAhead};
 use super::listing::{Listing, ourselves};
 use crate::error::{EngineError, Result};
 
+/// The number of fdinfo files that are kept open in any case.
+const FILES_MIN: usize = 256;
 /// The initial size of the memory for one text, in bytes. It is sufficient for the fdinfo of most descriptor
 /// kinds.
 const TEXT_CAPACITY: usize = 4096;
@@ -50,11 +52,26 @@ impl Fdinfo {
         self.texts.clear();
     }
 
-    /// Reads the fdinfo of a descriptor. Also returns the open file, if this process may keep it open.
-    pub(super) fn open((pid, fd): (Pid, Fd)) -> sys::Result<(DescriptorInfo, Option<OpenFile>)> {
-        let Some(permit) = Permit::new() else { return Ok((procfs::descriptor_info(pid, fd)?, None)) };
+    /// Reads the fdinfo of a descriptor. Also returns the open file, if this process may keep it open. Duplicates of
+    /// descriptors, which the caller keeps, have priority.
+    pub(super) fn open(
+        &self,
+        (pid, fd): (Pid, Fd),
+        keeps_duplicates: bool,
+    ) -> sys::Result<(DescriptorInfo, Option<OpenFile>)> {
+        let may_keep = !keeps_duplicates || self.files.len() < FILES_MIN;
+        let Some(permit) = may_keep.then(Permit::new).flatten() else {
+            return Ok((procfs::descriptor_info(pid, fd)?, None));
+        };
         let (info, file) = procfs::open_descriptor_info(pid, fd)?;
         Ok((info, Some((Arc::new(file), permit))))
+    }
+
+    /// Closes files if more are open in this process than permitted.
+    pub(super) fn fit(&mut self) {
+        if Permit::are_exceeded() {
+            self.files.iter_mut().skip(FILES_MIN).for_each(|file| *file = None);
+        }
     }
 
     pub(super) fn add(&mut self, (pid, fd): (Pid, Fd), file: Option<OpenFile>) {

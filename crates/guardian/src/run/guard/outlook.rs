@@ -47,8 +47,7 @@ fn unstoppable_in(root: Pid) -> Option<String> {
 impl Guard {
     /// Returns the time when `look_out` is due.
     pub(super) fn outlook_due(&self) -> Option<Instant> {
-        let late = self.late_limit().map(|limit| self.refusals.on_time + limit);
-        [late, self.files.outlook_due].into_iter().flatten().min()
+        [self.late_from(), self.files.outlook_due].into_iter().flatten().min()
     }
 
     /// Renews what has changed only because time has passed.
@@ -63,7 +62,7 @@ impl Guard {
                 self.voice.journal.set(&self.voice.record);
             }
         }
-        if self.late_limit().is_some_and(|limit| self.refusals.on_time + limit <= now) {
+        if self.late_from().is_some_and(|late| late <= now) {
             self.report_late(now);
         }
     }
@@ -161,15 +160,18 @@ impl Guard {
         reason.to_owned()
     }
 
-    /// Returns the time without a commit at which a warning is due. `None` if no commit is expected, or the operator
-    /// already knows why no checkpoint is taken.
-    fn late_limit(&self) -> Option<Duration> {
+    /// Returns the time at which a warning is due if no checkpoint was committed until then. `None` if no commit is
+    /// expected, or the operator already knows why no checkpoint is taken.
+    fn late_from(&self) -> Option<Instant> {
         let every = self.request.every.filter(|_| !self.request.once && !self.request.dry_run_tracking)?;
-        let is_expected = self.driver.machine.is_ready() && !self.refusals.is_reported;
-        let interval = self.driver.machine.longer_interval().unwrap_or(every);
+        let machine = &self.driver.machine;
+        let is_expected = machine.is_ready() && !self.refusals.is_reported;
+        let interval = machine.longer_interval().unwrap_or(every);
         let limit =
             interval.saturating_mul(LATE_INTERVALS).max(LATE_MIN).max(self.refusals.late_reported * 2);
-        is_expected.then_some(limit)
+        // A single expensive checkpoint defers the next one before the interval counts as longer.
+        let since = self.refusals.on_time.max(machine.deferred_until().unwrap_or(self.refusals.on_time));
+        is_expected.then(|| since + limit)
     }
 
     fn report_late(&mut self, now: Instant) {
