@@ -20,7 +20,6 @@ mod options;
 mod queue;
 pub(crate) mod read;
 mod records;
-mod room;
 mod segments;
 pub(crate) mod space;
 pub(crate) mod squash;
