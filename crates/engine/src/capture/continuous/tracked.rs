@@ -225,7 +225,8 @@ impl Tracked {
             self.copy_together(process, sink, until, workers)?;
         }
         let copied = |deferred: &Deferred| PageCount(before.get() - deferred.pages.get());
-        if self.deferred.pages == PageCount(0) || until.is_some_and(Deadline::has_passed) {
+        let has_copied = self.deferred.pages < before;
+        if self.deferred.pages == PageCount(0) || (has_copied && until.is_some_and(Deadline::has_passed)) {
             return Ok(copied(&self.deferred));
         }
         let first = match until {
