@@ -114,7 +114,8 @@ fn checkpoints_are_compared_with_their_program() {
         return;
     }
     let lab = Lab::new();
-    let options = ["run", "--name", "job", "--every", "20ms", "--verify-every", "3", "--"];
+    let options =
+        ["run", "--name", "job", "--every", "20ms", "--cost-max", "off", "--verify-every", "3", "--"];
     let mut words: Vec<String> = options.map(String::from).into();
     words.extend(lab.counter_words(&[]));
     let mut guardian = lab.undying(words).spawn().unwrap();
