@@ -12,6 +12,7 @@ mod connections;
 mod disk_full;
 mod files;
 mod foreground;
+mod forgotten;
 mod heart;
 mod history;
 mod journald;

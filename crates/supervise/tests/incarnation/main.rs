@@ -5,6 +5,7 @@
 //! Does not: start a process. The clock is only read to measure the speed.
 
 mod judge;
+mod plans;
 mod world;
 
 use std::time::Instant;

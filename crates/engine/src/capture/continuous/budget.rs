@@ -13,13 +13,13 @@
 //! many such stops would leave the subject little time to run. Then the budget is *raised*: each stop may copy
 //! for as long as its fixed part takes.
 //!
-//! Owns: the measured costs of a stop, the measured rate at which the subject dirties pages, and the choice of
+//! Owns: the measured costs of a stop, and the choice of
 //! the next step.
 //! Invariants: a stop copies no page after its deadline. The number of rounds is bounded. The number of
 //! successive final stops without progress is also bounded.
 //! Does not: read a clock, stop the subject, or copy pages.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::PageCount;
 
@@ -299,52 +299,6 @@ fn average(old: Duration, new: Duration) -> Duration {
     old - old / MEMORY + new / MEMORY
 }
 
-/// The number of pages that the newest scan found, and the time between the previous scan and the newest scan.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pace {
-    at: Option<Instant>,
-    pages: PageCount,
-    over: Duration,
-    /// The largest number of pages that a recent scan has found.
-    most: PageCount,
-    /// The highest rate of recent scans, in pages per second. A scan after a long time shows a low rate, because the
-    /// subject has written the same pages many times.
-    fastest: f64,
-}
-
-impl Pace {
-    /// Records a scan: its start time `at`, and the number of pages that it has found.
-    pub(super) fn scanned(&mut self, at: Instant, pages: PageCount) {
-        self.over = self.at.map_or(Duration::ZERO, |before| at.saturating_duration_since(before));
-        (self.at, self.pages) = (Some(at), pages);
-        if !self.over.is_zero() {
-            let rate = pages.get() as f64 / self.over.as_secs_f64();
-            self.fastest = rate.max(self.fastest - self.fastest / f64::from(MEMORY));
-        }
-        self.most = pages.max(PageCount(self.most.get() - self.most.get() / u64::from(MEMORY)));
-    }
-
-    /// Predicts how many pages the subject has dirtied between the newest scan and `now`, if the subject writes
-    /// as before. The prediction grows in proportion to the time, up to the number of pages that the subject has
-    /// lately written at all. A page that is written again counts only once.
-    pub(super) fn since(&self, now: Instant) -> PageCount {
-        let Some(at) = self.at else { return PageCount(0) };
-        let since = now.saturating_duration_since(at).as_nanos();
-        // After a single scan, the time in which the pages were dirtied is unknown.
-        let over = if self.over.is_zero() { since } else { self.over.as_nanos() };
-        let pages = u128::from(self.pages.get()) * since / over.max(1);
-        PageCount(u64::try_from(pages).unwrap_or(u64::MAX)).min(self.most)
-    }
-
-    /// Predicts how long the subject will run until it has written this many pages, if it writes as fast as lately.
-    pub(super) fn time_for(&self, pages: PageCount) -> Duration {
-        if pages >= self.most || self.fastest <= 0.0 {
-            return Duration::MAX;
-        }
-        Duration::try_from_secs_f64(pages.get() as f64 / self.fastest).unwrap_or(Duration::MAX)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::copies::Copies;
@@ -599,23 +553,5 @@ mod tests {
             steps += 1;
             assert!(steps < 100);
         }
-    }
-
-    #[test]
-    fn a_subject_goes_on_as_it_did() {
-        let begun = Instant::now();
-        let after = |millis| begun + Duration::from_millis(millis);
-        let mut pace = Pace::default();
-        assert_eq!(pace.since(after(5)), PageCount(0));
-        pace.scanned(begun, PageCount(300));
-        assert_eq!(pace.since(after(2)), PageCount(300));
-        pace.scanned(after(10), PageCount(1000));
-        assert_eq!(pace.since(after(10)), PageCount(0));
-        assert_eq!(pace.since(after(12)), PageCount(200));
-        pace.scanned(after(12), PageCount(150));
-        assert_eq!(pace.since(after(16)), PageCount(300));
-        assert_eq!(pace.since(after(1000)), PageCount(875), "the subject writes to the same pages again");
-        pace.scanned(after(20), PageCount(0));
-        assert_eq!(pace.since(after(1000)), PageCount(0));
     }
 }

@@ -8,7 +8,7 @@
 
 use model::PageCount;
 
-use super::budget::Pace;
+use super::pace::Pace;
 
 /// While the subject runs, copies are wasted up to one of this many pages of the checkpoint. A wasted copy costs a page
 /// fault, and copying a page in a stop takes less than half of this time (docs/design/0055).

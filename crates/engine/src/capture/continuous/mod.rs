@@ -13,6 +13,7 @@ mod budget;
 mod copies;
 mod deferred;
 mod hot;
+mod pace;
 mod precopy;
 mod spaces;
 mod taken;

@@ -20,7 +20,7 @@ use tracee::procfs::{self, DescriptorInfo, Permit, ReadAhead};
 use super::listing::{Listing, ourselves};
 use crate::error::{EngineError, Result};
 
-/// The number of fdinfo files that are kept open in any case.
+/// The number of fdinfo files that may stay open also beside duplicates, and when descriptors have become scarce.
 const FILES_MIN: usize = 256;
 /// The initial size of the memory for one text, in bytes. It is sufficient for the fdinfo of most descriptor
 /// kinds.
