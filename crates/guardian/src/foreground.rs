@@ -22,7 +22,7 @@ use tracee::{procfs, tree};
 
 use crate::ancestry;
 use crate::error::Result;
-use crate::signals::{self, CONT, TSTP, TTIN, TTOU};
+use crate::signals::{CONT, PendingStop, TSTP, TTIN, TTOU};
 use crate::subject::Subject;
 
 const WINCH: Signal = Signal(28);
@@ -127,26 +127,33 @@ impl Foreground {
         let Some(signal) = subject.stopped() else { return Ok(false) };
         let Ok(group) = session::group_of(subject.pid()) else { return Ok(false) };
         let Some(terminal) = self.terminal().filter(|_| group != self.own) else { return Ok(false) };
-        let before = self.current(&terminal);
-        if before == Some(self.own) && (signal == TTIN || signal == TTOU) {
+        let is_orphaned = self.is_orphaned();
+        let others: Vec<_> = members(self.own).into_iter().filter(|member| *member != own_pid()).collect();
+        let had_terminal = self.current(&terminal).filter(|before| self.is_of_subject(*before));
+        // A shell may continue this job now. Its SIGCONT calls the pending stop off. bash sends no SIGCONT if it has not
+        // seen this job stop, so the stop follows the check of the foreground immediately.
+        let stop = PendingStop::new()?;
+        if had_terminal.is_none()
+            && (signal == TTIN || signal == TTOU)
+            && self.current(&terminal) == Some(self.own)
+        {
             // The subject used the terminal in the background and was stopped. After that, the shell has put this job
             // into the foreground.
             self.give(&terminal, group);
             return resume(group).map(|()| false);
         }
-        if self.is_orphaned() {
+        if is_orphaned {
             // No shell would continue this job. The kernel ignores SIGTSTP in an orphaned group.
             return if signal == TSTP { resume(group).map(|()| false) } else { Ok(false) };
         }
-        let had_terminal = before.filter(|before| self.is_of_subject(*before));
         if had_terminal.is_some() {
             self.regain(&terminal);
         }
         drop(terminal);
-        // SIGTSTP stops the other processes of this job. In this process, SIGTSTP is blocked, and the next SIGCONT
-        // discards the pending SIGTSTP.
-        signal::send_to_own_group(TSTP)?;
-        signals::stop_ourselves()?;
+        send_to_all(&others, TSTP);
+        stop.take_effect()?;
+        // If the stop was called off, the others may have been stopped after the SIGCONT for the whole job.
+        send_to_all(&others, CONT);
         self.note_modes();
         if let Some(terminal) = self.terminal()
             && self.current(&terminal) == Some(self.own)
@@ -263,6 +270,13 @@ fn resume(group: Pid) -> Result<()> {
     match signal::send_to_group(group, CONT) {
         Err(error) if error.errno != sys::Errno::ESRCH => Err(error.into()),
         _ => Ok(()),
+    }
+}
+
+/// Sends a signal to several processes. A process that has ended needs no signal.
+fn send_to_all(pids: &[Pid], signal: Signal) {
+    for pid in pids {
+        let _ = signal::send(*pid, signal);
     }
 }
 

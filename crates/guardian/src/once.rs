@@ -29,7 +29,7 @@ use crate::inspection::{require_features, require_restorable};
 use crate::location::StoreLocation;
 use crate::on_restore::{self, RestoredFrom, SignalSets};
 use crate::pidfile::PidFile;
-use crate::signals::{self, CONT, Request, Signals};
+use crate::signals::{self, Arrived, CONT, Request, Signals};
 use crate::streams::Streams;
 use crate::subject::Subject;
 use crate::undoing::{Going, Planned, RestoredFiles, checkpoint_of_files, claim_of};
@@ -290,26 +290,30 @@ fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Re
             subject.release()?;
             return Ok(status);
         }
-        while signalled && let Some(request) = signals.poll()? {
-            hand_on(request, subject)?;
+        while signalled && let Some(arrived) = signals.poll()? {
+            match arrived {
+                Arrived::Request(request) => hand_on(request, subject)?,
+                Arrived::Stop { from_terminal: true, stop, .. } if signals::shares_group(subject.pid()) => {
+                    stop.take_effect()?;
+                }
+                Arrived::Stop { signal, stop, .. } => {
+                    subject.signal(signal)?;
+                    stop.take_effect()?;
+                    subject.signal(CONT)?;
+                }
+            }
         }
         foreground.follow_stop(subject)?;
     }
 }
 
-/// Passes a signal that this process has received on to the subject. For a stop signal, also stops this process.
+/// Passes a signal that this process has received on to the subject.
 pub(crate) fn hand_on(request: Request, subject: &Subject) -> Result<()> {
-    let has_it = |from_terminal: bool| from_terminal && signals::shares_group(subject.pid());
     match request {
         Request::Child => Ok(()),
         Request::PassOn(signal) => subject.signal(signal),
-        Request::End { from_terminal, .. } if has_it(from_terminal) => Ok(()),
+        // The terminal has sent the signal to the whole group.
+        Request::End { from_terminal, .. } if from_terminal && signals::shares_group(subject.pid()) => Ok(()),
         Request::End { signal, .. } => subject.ask_to_end(signal),
-        Request::Stop { from_terminal, .. } if has_it(from_terminal) => signals::stop_ourselves(),
-        Request::Stop { signal, .. } => {
-            subject.signal(signal)?;
-            signals::stop_ourselves()?;
-            subject.signal(CONT)
-        }
     }
 }

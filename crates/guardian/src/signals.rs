@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
 
 use model::{Pid, Signal};
+use sys::signal::Received;
 use sys::signalfd;
 use tracee::procfs;
 
@@ -50,7 +51,7 @@ pub(crate) fn outlive_failed_writes() -> Result<u64> {
     for signal in OF_WRITES {
         sys::signal::set_ignored(signal)?;
     }
-    Ok(OF_WRITES.into_iter().map(bit).fold(0, |set, one| set | one) & !ignored)
+    Ok(bits(&OF_WRITES) & !ignored)
 }
 
 /// Starts a thread that receives no signal to this process. The thread can therefore start before `Signals::take`
@@ -62,6 +63,18 @@ pub fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> Result
     Ok(started.map_err(|error| sys::Error::new("start a thread", error))?)
 }
 
+/// A signal that has arrived.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) enum Arrived {
+    Request(Request),
+    /// Stop together with the subject until SIGCONT arrives.
+    Stop {
+        signal: Signal,
+        from_terminal: bool,
+        stop: PendingStop,
+    },
+}
+
 /// The meaning of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Request {
@@ -70,8 +83,6 @@ pub(crate) enum Request {
     End { signal: Signal, from_terminal: bool },
     /// Pass the signal on to the subject.
     PassOn(Signal),
-    /// Stop until SIGCONT arrives.
-    Stop { signal: Signal, from_terminal: bool },
     /// A child has changed its state.
     Child,
 }
@@ -79,7 +90,10 @@ pub(crate) enum Request {
 /// Signals to this program, readable as a descriptor.
 #[derive(Debug)]
 pub(crate) struct Signals {
+    /// Readable while a signal is pending.
     queue: OwnedFd,
+    /// The received signals, as a set of bits.
+    set: u64,
     /// Signals that were blocked before [`Self::take`], as a set of bits. Programs started by this process get this
     /// mask.
     pub(crate) blocked_before: u64,
@@ -96,10 +110,10 @@ impl Signals {
         sys::signal::set_default(CHLD)?;
         let ignored = ignored()?;
         let wanted = ENDING.iter().chain(&PASSED_ON).chain(&STOPPING).chain([&CHLD]);
-        let set = wanted.filter(|signal| bit(**signal) & ignored == 0).fold(0, |set, one| set | bit(*one));
+        let set = wanted.fold(0, |set, one| set | bit(*one)) & !ignored;
         let defaults = outlive_failed_writes()?;
         let blocked_before = sys::signal::block(set)?;
-        Ok(Self { queue: signalfd::create_nonblocking(set)?, blocked_before, defaults })
+        Ok(Self { queue: signalfd::create_nonblocking(set)?, set, blocked_before, defaults })
     }
 
     /// Returns a descriptor that becomes readable when a signal arrives.
@@ -107,23 +121,44 @@ impl Signals {
         self.queue.as_fd()
     }
 
-    /// Reads the next signal, if one has arrived.
-    pub(crate) fn poll(&self) -> Result<Option<Request>> {
-        let Some(received) = signalfd::read(self.queue.as_fd())? else { return Ok(None) };
-        // A positive code means that the kernel has sent the signal. The kernel sends ending and stopping signals for
-        // the terminal driver.
-        let from_terminal = received.code > 0;
+    /// Receives the next signal, if one has arrived.
+    pub(crate) fn poll(&self) -> Result<Option<Arrived>> {
+        if let Some(stop) = self.poll_stop()? {
+            return Ok(Some(stop));
+        }
+        let Some(received) = sys::signal::take(self.set & !bits(&STOPPING))? else { return Ok(None) };
         let signal = received.signal;
-        Ok(Some(if signal == CHLD {
+        Ok(Some(Arrived::Request(if signal == CHLD {
             Request::Child
-        } else if STOPPING.contains(&signal) {
-            Request::Stop { signal, from_terminal }
         } else if ENDING.contains(&signal) {
-            Request::End { signal, from_terminal }
+            Request::End { signal, from_terminal: is_from_terminal(received) }
         } else {
             Request::PassOn(signal)
-        }))
+        })))
     }
+
+    /// Receives the next stop signal. A SIGCONT discards stop signals only while they are pending. Therefore, another
+    /// stop signal becomes pending before this one is received.
+    fn poll_stop(&self) -> Result<Option<Arrived>> {
+        let arrived = sys::signal::pending()? & self.set;
+        for (signal, other) in STOPPING.into_iter().zip([TTIN, TTOU, TSTP]) {
+            if arrived & bit(signal) == 0 {
+                continue;
+            }
+            let stop = PendingStop::with(other)?;
+            if let Some(received) = sys::signal::take(bit(signal))? {
+                let from_terminal = is_from_terminal(received);
+                return Ok(Some(Arrived::Stop { signal, from_terminal, stop }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Reports whether the kernel has sent a signal: `code` is positive then. The kernel sends ending and stopping signals
+/// for the terminal driver.
+const fn is_from_terminal(received: Received) -> bool {
+    received.code > 0
 }
 
 /// Reports whether the subject is in our process group, so that signals of the terminal reach the subject too.
@@ -138,9 +173,41 @@ pub(crate) fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
 
-/// Stops this process until it receives SIGCONT.
-pub(crate) fn stop_ourselves() -> Result<()> {
-    Ok(sys::signal::send(Pid(std::process::id() as i32), STOP)?)
+/// A stop of this process that has no effect yet: a pending stop signal, which the kernel discards at a SIGCONT.
+/// Another process that continues this process before [`Self::take_effect`] therefore has a running process, and not
+/// one that stops afterwards.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct PendingStop(());
+
+impl PendingStop {
+    /// Must be called while the stop signals are blocked (see [`Signals::take`]).
+    pub(crate) fn new() -> Result<Self> {
+        Self::with(TSTP)
+    }
+
+    fn with(signal: Signal) -> Result<Self> {
+        sys::signal::send(Pid(std::process::id() as i32), signal)?;
+        Ok(Self(()))
+    }
+
+    /// Stops this process until it receives SIGCONT. Returns immediately after a SIGCONT since [`Self::new`], and where
+    /// the kernel ignores stop signals: in an orphaned process group, and if this process ignored them at its start.
+    pub(crate) fn take_effect(self) -> Result<()> {
+        let blocked = sys::signal::unblock(bits(&STOPPING))?;
+        sys::signal::block(blocked & bits(&STOPPING))?;
+        Ok(())
+    }
+}
+
+impl Drop for PendingStop {
+    fn drop(&mut self) {
+        // An error means that nothing is pending that could be discarded.
+        while let Ok(Some(_)) = sys::signal::take(bits(&STOPPING)) {}
+    }
+}
+
+fn bits(signals: &[Signal]) -> u64 {
+    signals.iter().fold(0, |set, one| set | bit(*one))
 }
 
 const fn bit(signal: Signal) -> u64 {

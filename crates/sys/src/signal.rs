@@ -41,13 +41,6 @@ pub fn send_to_group(group: Pid, signal: Signal) -> Result<()> {
     if result == 0 { Ok(()) } else { Err(failed()) }
 }
 
-/// Sends a signal to all processes of the process group of this process.
-pub fn send_to_own_group(signal: Signal) -> Result<()> {
-    // SAFETY: kill takes plain numbers; 0 means the process group of the caller.
-    let result = unsafe { libc::kill(0, signal.get()) };
-    if result == 0 { Ok(()) } else { Err(Error::new("send a signal to our process group", Errno::last())) }
-}
-
 /// Queues a signal with its `siginfo_t` to a process.
 pub fn queue(pid: Pid, signal: Signal, information: &SiginfoBytes) -> Result<()> {
     // SAFETY: the kernel reads 128 bytes of the borrowed array.
@@ -66,6 +59,53 @@ pub fn block(signals: u64) -> Result<u64> {
 /// signal 1.
 pub fn unblock(signals: u64) -> Result<u64> {
     change_mask(libc::SIG_UNBLOCK, signals)
+}
+
+/// Returns the blocked signals that are pending for the calling thread or its process. Bit 0 stands for signal 1.
+pub fn pending() -> Result<u64> {
+    let mut signals = 0_u64;
+    // SAFETY: the kernel writes eight bytes to `signals`, which outlives the call.
+    let result = unsafe { libc::syscall(libc::SYS_rt_sigpending, &raw mut signals, size_of::<u64>()) };
+    if result == 0 { Ok(signals) } else { Err(Error::new("list pending signals", Errno::last())) }
+}
+
+/// A signal that [`take`] has received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Received {
+    /// The signal.
+    pub signal: Signal,
+    /// The origin of the signal (`si_code`). Above zero, the kernel sent the signal.
+    pub code: i32,
+}
+
+/// Receives the next pending signal of a set of blocked signals. Returns `None` if no signal of the set is pending. Bit
+/// 0 stands for signal 1.
+pub fn take(signals: u64) -> Result<Option<Received>> {
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut information = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    loop {
+        // SAFETY: the kernel reads eight bytes from `signals` and a timespec from `at_once`, and writes a siginfo_t to
+        // `information`. The three variables outlive the call.
+        let taken = unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigtimedwait,
+                &raw const signals,
+                information.as_mut_ptr(),
+                &raw const at_once,
+                size_of::<u64>(),
+            )
+        };
+        if taken > 0 {
+            // SAFETY: all bytes are initialized, and any bytes are a valid siginfo_t.
+            let code = unsafe { information.assume_init() }.si_code;
+            return Ok(Some(Received { signal: Signal(taken as i32), code }));
+        }
+        match Errno::last() {
+            Errno::EAGAIN => return Ok(None),
+            Errno(libc::EINTR) => {}
+            errno => return Err(Error::new("receive a signal", errno)),
+        }
+    }
 }
 
 /// Sets up a command so that its program starts with the signal mask `blocked`. The signals of `defaults` get their

@@ -1,18 +1,15 @@
-//! Creates and reads signalfd(2) descriptors.
+//! Creates signalfd(2) descriptors.
 //!
 //! Owns: signalfd4(2).
 //! Invariants: returned descriptors are owned and close-on-exec.
-//! Does not: block the signals; a signalfd alone does not prevent the delivery of a signal.
+//! Does not: read the signals (`signal::take`); block the signals; a signalfd alone does not prevent the delivery of a signal.
 //!
 //! Man page: signalfd(2)
 //! Since: Linux 2.6.27
 //! Probe: none; `doctor` refuses older kernels
 //! Fallback: none
 
-use std::mem::offset_of;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
-
-use model::{Pid, Signal};
+use std::os::fd::{FromRawFd, OwnedFd};
 
 use crate::error::{Errno, Error, Result};
 
@@ -37,38 +34,4 @@ fn create_with(signals: u64, flags: i32) -> Result<OwnedFd> {
     }
     // SAFETY: the kernel returned a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
-}
-
-/// A signal that was read from a signalfd.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Received {
-    /// The signal.
-    pub signal: Signal,
-    /// The origin of the signal (`si_code`). Above zero, the kernel sent the signal.
-    pub code: i32,
-    /// The pid of the sender, if a process sent the signal.
-    pub sender: Pid,
-}
-
-const _: () = assert!(size_of::<libc::signalfd_siginfo>() == 128);
-const _: () = assert!(offset_of!(libc::signalfd_siginfo, ssi_code) == 8);
-const _: () = assert!(offset_of!(libc::signalfd_siginfo, ssi_pid) == 12);
-
-/// Reads and removes the next pending signal. Returns `None` if a non-blocking descriptor has no signal.
-pub fn read(signals: BorrowedFd<'_>) -> Result<Option<Received>> {
-    let mut bytes = [0_u8; size_of::<libc::signalfd_siginfo>()];
-    let length = match rustix::io::retry_on_intr(|| rustix::io::read(signals, &mut bytes)) {
-        Ok(length) => length,
-        Err(rustix::io::Errno::AGAIN) => return Ok(None),
-        Err(errno) => return Err(Error::new("read a signal", errno)),
-    };
-    if length != bytes.len() {
-        return Err(Error::new("read a signal", Errno::SHORT));
-    }
-    let word = |at: usize| i32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    Ok(Some(Received {
-        signal: Signal(word(offset_of!(libc::signalfd_siginfo, ssi_signo))),
-        code: word(offset_of!(libc::signalfd_siginfo, ssi_code)),
-        sender: Pid(word(offset_of!(libc::signalfd_siginfo, ssi_pid))),
-    }))
 }

@@ -83,8 +83,9 @@ fn a_restored_job_has_the_terminal() {
     terminal.echoes("continued");
     terminal.send(SUSPEND);
     terminal.expect(PROMPT);
-    // In the background, the read from the terminal stops `cat` again, and the whole job with it.
-    terminal.send("bg\n");
+    // In the background, the read from the terminal stops `cat` again, and the whole job with it. Until bash knows of
+    // this stop, its `fg` does not continue the job.
+    terminal.send("bg; until jobs | grep -q Stopped; do sleep 0.01; done\n");
     terminal.expect(PROMPT);
     terminal.await_state(cat, 'T');
     terminal.send("fg\n");

@@ -370,6 +370,30 @@ fn a_stopped_guardian_does_not_stop_its_subject() {
     assert_eq!(end(&lab, guardian), 143);
 }
 
+/// A SIGCONT discards an earlier SIGTSTP, at any moment. As without `undying`, the program then goes on.
+#[test]
+fn a_guardian_that_is_stopped_and_continued_at_once_goes_on() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut random = testkit::seeded("stopped and continued");
+    let guardian = run(&lab, &["--every", "200ms"], &[]);
+    wait_for_checkpoints(&lab, 1);
+    let counter = lab.guarded_counter().unwrap();
+    let process = testkit::ProcessId::of(model::Pid(guardian.id() as i32)).unwrap();
+    for _ in 0..testkit::rounds(300, 2000) {
+        process.signal(Signal::TSTP).unwrap();
+        let (begun, delay) = (Instant::now(), testkit::moment(&mut random, Duration::from_micros(200)));
+        while begun.elapsed() < delay {}
+        process.signal(Signal::CONT).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+        until("the guardian to go on", || (!stands_still(&process)).then_some(()));
+    }
+    counter.goes_on(5);
+    assert_eq!(end(&lab, guardian), 143);
+}
+
 /// The bits of SIGPIPE and SIGXFSZ in a signal mask.
 const OF_WRITES: u64 = 1 << 12 | 1 << 24;
 

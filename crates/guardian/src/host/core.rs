@@ -26,7 +26,7 @@ use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::inspection::require_features;
 use crate::run::{After, CostMeter, EndedRun, Guard, ProcessReaper, RunRequest, Shared, start};
-use crate::signals::{self, CONT, Request, Signals};
+use crate::signals::{Arrived, CONT, PendingStop, Request, Signals};
 use crate::streams::Streams;
 
 /// The identifier of a subject in a host. Identifiers are numbered in the order in which subjects are added.
@@ -396,13 +396,12 @@ impl Host {
 
     /// Passes the signals that this program has received to the subjects, except signals for the director.
     fn take_signals(&mut self, director: &mut dyn Director) -> Result<()> {
-        while let Some(request) = self.signals.poll()? {
-            match request {
-                Request::Child => self.has_orphans = true,
-                Request::Stop { .. } if director.takes(request) => {}
-                Request::Stop { signal, from_terminal } => self.stop(signal, from_terminal)?,
-                Request::End { .. } | Request::PassOn(_) if director.takes(request) => {}
-                Request::End { .. } | Request::PassOn(_) => {
+        while let Some(arrived) = self.signals.poll()? {
+            match arrived {
+                Arrived::Stop { signal, from_terminal, stop } => self.stop(signal, from_terminal, stop)?,
+                Arrived::Request(Request::Child) => self.has_orphans = true,
+                Arrived::Request(request) if director.takes(request) => {}
+                Arrived::Request(request) => {
                     if self.away.starting > 0 {
                         self.early.push((None, request));
                     }
@@ -416,11 +415,11 @@ impl Host {
     }
 
     /// Stops this program together with the subjects, until another process continues this program.
-    fn stop(&mut self, signal: Signal, from_terminal: bool) -> Result<()> {
+    fn stop(&mut self, signal: Signal, from_terminal: bool, stop: PendingStop) -> Result<()> {
         let guards = || self.guards.values().map(|guarded| &guarded.guard);
         let stopped: Vec<_> = guards().filter(|guard| guard.is_to_stop(from_terminal)).collect();
         stopped.iter().for_each(|guard| guard.send(signal));
-        signals::stop_ourselves()?;
+        stop.take_effect()?;
         stopped.iter().for_each(|guard| guard.send(CONT));
         self.guards.values_mut().for_each(|guarded| guarded.guard.continued());
         Ok(())
