@@ -62,6 +62,11 @@ impl<P: Place> Unused<P> {
         self.0.extend(places);
     }
 
+    /// Returns the number of unused places.
+    pub(crate) fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
     /// Chooses places for the stored pages of a packed buffer. `all` is the number of places of the checkpoint.
     /// `earlier` returns the place of an earlier copy of a page, if this place can be written again. `is_free` reports
     /// whether an unused place can still be written. The caller writes the returned runs, calls [`remove`], and appends

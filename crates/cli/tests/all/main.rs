@@ -34,6 +34,7 @@ mod restart;
 mod rewind;
 mod rights;
 mod run;
+mod store_size;
 mod supervision;
 mod system;
 mod terminal;

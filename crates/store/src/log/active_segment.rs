@@ -44,7 +44,7 @@ pub(super) struct ActiveSegment {
     pub(super) background_writer: BackgroundWriter,
     length: ByteCount,
     active: Option<Active>,
-    /// The files with data that is not synced. The last file is the active segment.
+    /// The files with data that is not synced, and the files of the open epoch. The last file is the active segment.
     files: Vec<UnsyncedSegment>,
     stream: Option<Stream>,
     owners: Vec<(usize, Owner)>,
@@ -62,6 +62,8 @@ pub(super) struct ActiveSegment {
 struct UnsyncedSegment {
     number: LogSegment,
     file: Box<dyn PageFile>,
+    /// Whether the segment was written since the last sync.
+    is_dirty: bool,
 }
 
 #[derive(Debug)]
@@ -152,7 +154,9 @@ impl ActiveSegment {
     pub(super) fn rewrite(&mut self, bytes: &[u8], place: LogPlace) -> Result<()> {
         let failed = || sys::Error::path("write again to", &self.directory, sys::Errno::EINVAL);
         let found = self.files.iter_mut().find(|segment| segment.number == place.segment);
-        Ok(found.ok_or_else(failed)?.file.rewrite(bytes, place.offset())?)
+        let found = found.ok_or_else(failed)?;
+        found.is_dirty = true;
+        Ok(found.file.rewrite(bytes, place.offset())?)
     }
 
     /// Appends bytes, and returns the blob that describes the places and the checksum of these bytes.
@@ -196,22 +200,35 @@ impl ActiveSegment {
         let offset = ByteCount(u64::from(1 + active.slot % SLOTS) * LOG_BLOCK_BYTES);
         active.slot += 1;
         self.owners.push((buffer.as_ptr().addr(), Owner::Slot));
+        segment.is_dirty = true;
         segment.file.submit(buffer, ByteCount(0)..ByteCount(LOG_BLOCK_BYTES), offset)?;
         self.written += LOG_BLOCK_BYTES;
         Ok(())
     }
 
-    /// Makes all data that was written so far durable.
-    pub(super) fn sync(&mut self) -> Result<()> {
+    /// Makes all data that was written so far durable. Closes the full segments, except segments from `open` on, whose
+    /// blocks the open epoch can write again.
+    pub(super) fn sync(&mut self, open: Option<LogSegment>) -> Result<()> {
+        for segment in &mut self.files {
+            if std::mem::take(&mut segment.is_dirty) {
+                segment.file.sync()?;
+            }
+        }
         let full = self.files.len().saturating_sub(1);
-        for mut segment in self.files.drain(..full).collect::<Vec<_>>() {
-            segment.file.sync()?;
+        let closed =
+            self.files[..full].partition_point(|segment| open.is_none_or(|open| segment.number < open));
+        for mut segment in self.files.drain(..closed).collect::<Vec<_>>() {
             while let Some(buffer) = segment.file.wait_done()? {
                 self.give_back(buffer);
             }
         }
-        self.files.last_mut().map_or(Ok(()), |active| active.file.sync())?;
         self.collect()
+    }
+
+    /// Returns the number of free blocks in the active segment.
+    pub(super) fn left(&self) -> u64 {
+        let blocks = self.length.get() / LOG_BLOCK_BYTES;
+        self.active.as_ref().map_or(0, |active| blocks - u64::from(active.next))
     }
 
     /// Collects the buffers of completed writes.
@@ -246,7 +263,7 @@ impl ActiveSegment {
         }
         let (number, file) = self.background_writer.segment()?;
         self.active = Some(Active { number, next: FIRST_BLOCK, slot: 0 });
-        self.files.push(UnsyncedSegment { number, file });
+        self.files.push(UnsyncedSegment { number, file, is_dirty: false });
         Ok(blocks - FIRST_BLOCK)
     }
 
@@ -259,6 +276,7 @@ impl ActiveSegment {
         active.next += count;
         let bytes = |blocks: u32| ByteCount(u64::from(blocks) * LOG_BLOCK_BYTES);
         self.owners.push((buffer.as_ptr().addr(), owner));
+        segment.is_dirty = true;
         segment.file.submit(buffer, bytes(from)..bytes(from + count), place.offset())?;
         self.written += bytes(count).get();
         Ok(place)

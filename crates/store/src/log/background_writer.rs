@@ -67,6 +67,8 @@ enum Job {
 enum Done {
     Created(LogSegment, Result<Box<dyn PageFile>>),
     Read(MoveJob, Result<()>),
+    /// The number of removed segments.
+    Removed(u64),
 }
 
 /// The interface to the background writer.
@@ -76,6 +78,11 @@ pub(super) struct BackgroundWriter {
     thread: Option<WorkerThread<Job, Done>>,
     next: u32,
     asked: u32,
+    /// The maximum number of segments that are created in advance now. A segment that is taken counts until the next
+    /// call of `limit_ahead`.
+    ahead_max: u32,
+    /// The number of segments whose removal was requested and is not complete.
+    removing: u64,
     ready: VecDeque<(LogSegment, Result<Box<dyn PageFile>>)>,
     read: VecDeque<(MoveJob, Result<()>)>,
     /// The number of reads that are in progress or complete and not yet taken.
@@ -105,8 +112,18 @@ impl BackgroundWriter {
         let thread = if own_thread { Some(work.clone().start()?) } else { None };
         let (ready, read) = (VecDeque::new(), VecDeque::new());
         let reader = PartReader::default();
-        let mut background_writer =
-            Self { work, thread, next: first.0, asked: first.0, ready, read, reading: 0, reader };
+        let mut background_writer = Self {
+            work,
+            thread,
+            next: first.0,
+            asked: first.0,
+            ahead_max: AHEAD,
+            removing: 0,
+            ready,
+            read,
+            reading: 0,
+            reader,
+        };
         background_writer.ask_ahead();
         Ok(background_writer)
     }
@@ -127,6 +144,7 @@ impl BackgroundWriter {
             _ => self.work.create(number),
         };
         self.asked = self.asked.max(self.next);
+        self.ahead_max = self.ahead_max.saturating_sub(1);
         self.ask_ahead();
         Ok((number, made?))
     }
@@ -137,9 +155,10 @@ impl BackgroundWriter {
         self.give(Job::Read(job));
     }
 
-    /// Returns a completed read, if there is one now.
-    pub(super) fn take_read(&mut self) -> Option<(MoveJob, Result<()>)> {
+    /// Returns a completed read, if there is one now. With `wait`, waits for a read that is in progress.
+    pub(super) fn take_read(&mut self, wait: bool) -> Option<(MoveJob, Result<()>)> {
         while self.receive(false) {}
+        while wait && self.read.is_empty() && self.reading > 0 && self.receive(true) {}
         let read = self.read.pop_front()?;
         self.reading -= 1;
         Some(read)
@@ -148,8 +167,35 @@ impl BackgroundWriter {
     /// Removes segments without references.
     pub(super) fn remove(&mut self, numbers: Vec<LogSegment>) {
         if !numbers.is_empty() {
+            // The results are taken, so that the thread never waits for this one.
+            while self.receive(false) {}
+            self.removing += numbers.len() as u64;
             self.give(Job::Remove(numbers));
         }
+    }
+
+    /// Returns the number of segments whose removal is not complete.
+    pub(super) fn removing(&mut self) -> u64 {
+        while self.receive(false) {}
+        self.removing
+    }
+
+    /// Waits until one requested removal is complete. Returns false if no removal was requested.
+    pub(super) fn await_removal(&mut self) -> bool {
+        let before = self.removing;
+        while self.removing > 0 && self.removing == before && self.receive(true) {}
+        self.removing < before
+    }
+
+    /// Returns the number of segments that were created in advance, or are being created.
+    pub(super) fn ahead(&self) -> u64 {
+        self.asked.saturating_sub(self.next).into()
+    }
+
+    /// Limits the number of segments that are created in advance. Existing segments remain.
+    pub(super) fn limit_ahead(&mut self, count: u64) {
+        self.ahead_max = u32::try_from(count).unwrap_or(AHEAD).min(AHEAD);
+        self.ask_ahead();
     }
 
     /// Ends the thread, and removes segments that were created and not used.
@@ -163,7 +209,7 @@ impl BackgroundWriter {
     }
 
     fn ask_ahead(&mut self) {
-        while self.thread.is_some() && self.asked < self.next.saturating_add(AHEAD) {
+        while self.thread.is_some() && self.asked < self.next.saturating_add(self.ahead_max) {
             self.give(Job::Create(LogSegment(self.asked)));
             self.asked += 1;
         }
@@ -193,6 +239,7 @@ impl BackgroundWriter {
         match done {
             Some(Done::Created(number, file)) => self.ready.push_back((number, file)),
             Some(Done::Read(job, result)) => self.read.push_back((job, result)),
+            Some(Done::Removed(count)) => self.removing = self.removing.saturating_sub(count),
             None => {}
         }
     }
@@ -215,7 +262,7 @@ impl Work {
             }
             Job::Remove(numbers) => {
                 self.remove(&numbers);
-                None
+                Some(Done::Removed(numbers.len() as u64))
             }
         }
     }

@@ -26,16 +26,22 @@ const JOB_PAGES: usize = 256;
 /// for the moves of a commit with 5,000 changed pages.
 const JOBS_MAX: usize = 8;
 
-/// The maximum number of segments that are emptied at the same time. One scan of all pages finds the live pages of
-/// these segments.
+/// The maximum number of segments that are emptied at the same time, if compaction keeps up with the program. One scan
+/// of all pages finds the live pages of these segments.
 const VICTIMS_MAX: usize = 8;
 
-/// The number of segments above the target size before compaction starts: the active segment and the segments created
-/// in advance.
-const SLACK_SEGMENTS: u64 = 3;
+/// If compaction does not keep up, one of this number of segments is emptied at the same time.
+const VICTIMS_SHARE: usize = 4;
+
+/// The number of segments above the target size before compaction starts: the active segment.
+const SLACK_SEGMENTS: u64 = 1;
 
 /// The number of pages that every commit may move, even if the epoch wrote fewer pages.
 const PAGES_MIN: u64 = 64;
+
+/// The number of pages that every commit may move while the log takes more than three times the size of the live pages:
+/// all buffers of compaction. The program has released most of its memory, and may write little from now on.
+const PAGES_MIN_PRESSING: u64 = (JOBS_MAX * JOB_PAGES) as u64;
 
 /// The fill level of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +52,8 @@ pub(super) struct Fill {
     used: u64,
     /// The number of live pages in these segments.
     live: u64,
+    /// The number of blocks that one epoch writes.
+    written: u64,
 }
 
 #[derive(Debug, Default)]
@@ -56,9 +64,9 @@ pub(super) struct Cleaner {
 }
 
 impl Fill {
-    /// Counts the blocks and the live pages of all segments.
-    pub(super) fn of(segments: &Segments) -> Self {
-        let mut fill = Self { blocks: segments.blocks, used: 0, live: 0 };
+    /// Counts the blocks and the live pages of all segments. `written` is the number of blocks that one epoch writes.
+    pub(super) fn of(segments: &Segments, written: u64) -> Self {
+        let mut fill = Self { blocks: segments.blocks, used: 0, live: 0, written };
         for state in segments.iter().filter(|state| state.live > 0) {
             fill.used += fill.blocks;
             fill.live += u64::from(state.live);
@@ -66,9 +74,14 @@ impl Fill {
         fill
     }
 
-    /// Returns the number of blocks by which the log exceeds twice the live pages plus `SLACK_SEGMENTS`.
-    pub(super) const fn excess(&self) -> u64 {
-        self.used.saturating_sub(2 * self.live + SLACK_SEGMENTS * self.blocks)
+    /// Returns the number of blocks by which the log exceeds twice the live pages plus `SLACK_SEGMENTS`. If an epoch
+    /// rewrites most pages, the target is lower: while a checkpoint is written, the log contains the segments of the
+    /// checkpoint two before it, and the blocks of two epochs. Together, these must be less than the default maximum of
+    /// four times the live pages. The old segments are then almost empty, so few pages are moved.
+    pub(super) fn excess(&self) -> u64 {
+        let beside_epochs = (7 * self.live / 2).saturating_sub(2 * self.written);
+        let target = beside_epochs.clamp(5 * self.live / 4, 2 * self.live);
+        self.used.saturating_sub(target + SLACK_SEGMENTS * self.blocks)
     }
 
     /// Returns the number of pages that a commit may move if its epoch wrote `written` pages. With uniform random
@@ -80,22 +93,31 @@ impl Fill {
             return 0;
         }
         let steps = 1 + excess / (2 * self.blocks);
-        (written / 4 * steps).clamp(PAGES_MIN, (2 * written).max(PAGES_MIN))
+        let least = if excess > self.live + self.blocks { PAGES_MIN_PRESSING } else { PAGES_MIN };
+        (written / 4 * steps).clamp(least, (2 * written).max(least))
+    }
+
+    /// Reports whether a commit waits for the pages that compaction reads: compaction does not keep up with the program,
+    /// or the epoch is so large that the wait is short beside its own writes.
+    pub(super) fn is_pressing(&self) -> bool {
+        let tolerated = if 8 * self.written > self.live { 0 } else { self.live / 4 };
+        self.excess() > tolerated + self.blocks
     }
 }
 
 impl Cleaner {
-    /// Chooses segments to empty, if compaction is necessary and no work is queued. Never chooses the active segment.
-    pub(super) fn plan(&mut self, state: &mut State, active: Option<LogSegment>) {
-        let fill = Fill::of(&state.segments);
+    /// Chooses segments to empty, if compaction is necessary and no work is queued. Chooses only segments before `end`:
+    /// their pages are durable and can be read.
+    pub(super) fn plan(&mut self, state: &mut State, fill: Fill, end: LogSegment) {
         if fill.excess() == 0 || !self.queue.is_empty() {
             return;
         }
         let mut candidates: Vec<SegmentState> = state.segments.iter().copied().collect();
-        candidates.retain(|state| state.live > 0 && !state.cleaning && Some(state.number) != active);
+        candidates.retain(|state| state.live > 0 && !state.cleaning && state.number < end);
         candidates.sort_unstable_by_key(|state| (state.live, state.number));
         let (mut moves, mut freed): (BTreeMap<LogSegment, Vec<Move>>, u64) = (BTreeMap::new(), 0);
-        for victim in candidates.into_iter().take(VICTIMS_MAX) {
+        let victims = if fill.is_pressing() { candidates.len() / VICTIMS_SHARE } else { 0 };
+        for victim in candidates.into_iter().take(victims.max(VICTIMS_MAX)) {
             let gain = fill.blocks.saturating_sub(u64::from(victim.live));
             // Moving the pages of an almost full segment frees little space for many written bytes.
             if gain < fill.blocks / 8 || freed > fill.excess() {
@@ -119,6 +141,11 @@ impl Cleaner {
             moves.sort_unstable_by_key(|moved| moved.block);
             self.queue.extend(moves.chunks(JOB_PAGES).map(|part| (segment, part.to_vec())));
         }
+    }
+
+    /// Reports whether jobs are queued.
+    pub(super) fn has_jobs(&self) -> bool {
+        !self.queue.is_empty()
     }
 
     /// Passes queued jobs to the background writer, as long as buffers are available.
@@ -146,13 +173,19 @@ mod tests {
 
     #[test]
     fn the_pace_follows_the_excess_and_stays_a_share_of_the_epoch() {
-        let fill = |used: u64, live: u64| Fill { blocks: 4096, used: used * 4096, live: live * 4096 };
-        assert_eq!(fill(10, 4).excess(), 0);
-        assert_eq!(fill(11, 4).excess(), 0);
-        assert_eq!(fill(12, 4).excess(), 4096);
-        assert_eq!(fill(10, 4).quota(1000), 0);
-        assert_eq!(fill(12, 4).quota(1000), 250);
-        assert_eq!(fill(12, 4).quota(0), PAGES_MIN);
-        assert_eq!(fill(100, 4).quota(1000), 2000, "never more than twice the epoch");
+        let fill =
+            |used: u64, live: u64| Fill { blocks: 4096, used: used * 4096, live: live * 4096, written: 0 };
+        assert_eq!(fill(8, 4).excess(), 0);
+        assert_eq!(fill(9, 4).excess(), 0);
+        assert_eq!(fill(10, 4).excess(), 4096);
+        assert_eq!(fill(8, 4).quota(1000), 0);
+        assert_eq!(fill(10, 4).quota(1000), 250);
+        assert_eq!(fill(10, 4).quota(0), PAGES_MIN);
+        assert_eq!(fill(100, 4).quota(10_000), 20_000, "never more than twice the epoch");
+        assert_eq!(fill(100, 4).quota(0), PAGES_MIN_PRESSING);
+        let all_rewritten = Fill { written: 9 * 512, ..fill(9, 4) };
+        assert_eq!(all_rewritten.excess(), 0);
+        let all_rewritten = Fill { written: 4 * 4608, ..fill(9, 4) };
+        assert_eq!(all_rewritten.excess(), 3 * 4096, "two epochs leave five segments for the older ones");
     }
 }

@@ -5,17 +5,15 @@
 //! Invariants: the state changes only here. A root names every segment that its checkpoint needs.
 //! Does not: sync; `settle` syncs once for all waiting commits.
 
-use std::collections::BTreeSet;
-
-use image::{Blob, Commit, ImageKind, LogRoot, LogSegment, SealedFile};
-use model::{ByteCount, PageCount, Sequence};
+use image::{Blob, Commit, ImageKind, LogRoot, SealedFile};
+use model::{ByteCount, PageCount};
 use sys::Errno;
 
 use super::active_segment::Owner;
 use super::clean::Fill;
 use super::queue::Finish;
 use super::segments::too_long;
-use super::space::{self, Kept};
+use super::space::Kept;
 use super::table::PageContent;
 use super::ticket::LogCommitted;
 use super::writer_thread::{OpenEpoch, Pending, WriterThread};
@@ -77,51 +75,7 @@ impl WriterThread {
         let (held, newest) = (shared.held.clone(), shared.newest_once.take());
         drop(shared);
         self.retention.thin(commit, &held, newest);
-        self.fit_size(&held, written);
-    }
-
-    /// Publishes the newest checkpoint again, without older checkpoints that do not fit and are no longer held. Removes
-    /// their segments. Otherwise, the segments would exist beside the next checkpoint until its commit.
-    pub(super) fn fit(&mut self) -> Result<()> {
-        let held = locked(&self.shared.state).held.clone();
-        let Some((commit, written)) = self.retention.newest.clone().filter(|_| self.pending.is_empty())
-        else {
-            return Ok(());
-        };
-        let Some(newest) = self.retention.kept.pop_if(|kept| kept.sequence() == commit.sequence) else {
-            return Ok(());
-        };
-        let before = self.retention.kept.len();
-        self.fit_size(&held, written);
-        if self.retention.kept.len() == before {
-            self.retention.kept.push(newest);
-            return Ok(());
-        }
-        self.publish(&self.root(&commit))?;
-        self.settle()
-    }
-
-    /// Removes the oldest checkpoints that do not fit beside the newest checkpoint and the next checkpoint, which
-    /// probably needs `next` bytes, too.
-    fn fit_size(&mut self, held: &[Sequence], next: ByteCount) {
-        let segments = &self.state.segments;
-        let stored = PageCount(self.state.pages.stored);
-        let Some(max) = self.retention.size.bytes(stored, segments.segment_bytes()) else { return };
-        let own = self.needed();
-        self.status.size_max = Some(max);
-        let room = ByteCount(max.get().saturating_sub(next.get()));
-        if self.retention.fit(room, &own, held, |segment| segments.length(segment)) {
-            self.status.is_shortened = true;
-        } else if self.retention.kept.len() + 1 >= self.retention.policy.count() {
-            self.status.is_shortened = false;
-        }
-    }
-
-    /// Returns the segments of the newest state, and of its index parts.
-    fn needed(&self) -> BTreeSet<LogSegment> {
-        let live = self.state.segments.iter().filter(|state| state.live > 0).map(|state| state.number);
-        let indexes = self.parts.parts.iter().flat_map(|part| space::segments_of(&part.blob));
-        live.chain(indexes).collect()
+        self.fit_size(&held, self.expected(written));
     }
 
     /// Writes a root and the slot that publishes it. The checkpoint becomes the newest checkpoint.
@@ -146,11 +100,17 @@ impl WriterThread {
     /// Writes pages that the background writer has read for compaction, up to the quota of this epoch, and records
     /// their new places.
     fn move_pages(&mut self, epoch: &mut OpenEpoch) -> Result<PageCount> {
-        let quota = Fill::of(&self.state.segments).quota(epoch.pages_written);
+        let end = self.stamp.durable.segment;
+        let quota = Fill::of(&self.state.segments, epoch.pages_written).quota(epoch.pages_written);
         let mut moved = 0;
-        while moved < quota
-            && let Some((mut job, read)) = self.active_segment.background_writer.take_read()
-        {
+        while moved < quota {
+            let fill = Fill::of(&self.state.segments, epoch.pages_written);
+            if self.active_segment.background_writer.reading == 0 {
+                self.cleaner.plan(&mut self.state, fill, end);
+                self.feed_cleaner(fill.is_pressing())?;
+            }
+            let read = self.active_segment.background_writer.take_read(fill.is_pressing());
+            let Some((mut job, read)) = read else { break };
             match read {
                 Ok(()) => {}
                 // The segment was removed, because the program has changed all of these pages meanwhile.
@@ -169,6 +129,7 @@ impl WriterThread {
                     live += 1;
                 }
             }
+            self.await_removals();
             let places = self.append_packed(job.buffer, Owner::Cleaner, live as u32)?;
             for (number, entry) in job.moves[..live].iter().enumerate() {
                 let content = PageContent::At(places.block_index(number as u32), entry.checksum);
@@ -182,6 +143,19 @@ impl WriterThread {
         Ok(PageCount(moved))
     }
 
+    /// Passes queued jobs of compaction to the background writer. With `wait`, waits until a buffer of compaction is
+    /// written, if all are in use.
+    fn feed_cleaner(&mut self, wait: bool) -> Result<()> {
+        loop {
+            self.collect()?;
+            self.cleaner.feed(&mut self.active_segment.background_writer)?;
+            let is_stuck = self.cleaner.has_jobs() && self.active_segment.background_writer.reading == 0;
+            if !wait || !is_stuck || !self.active_segment.wait()? {
+                return Ok(());
+            }
+        }
+    }
+
     fn commit_record(&self, epoch: &OpenEpoch, meta: CommitMeta, part: &Blob, written: u64) -> Commit {
         let file = SealedFile { name: LOG_FILE.to_owned(), length: part.length(), checksum: part.checksum };
         let kind = if epoch.delta.full { ImageKind::Full } else { ImageKind::Delta };
@@ -191,7 +165,7 @@ impl WriterThread {
     }
 
     /// Returns a root with the current parts, the older checkpoints that remain, and the needed segments.
-    fn root(&self, commit: &Commit) -> LogRoot {
+    pub(super) fn root(&self, commit: &Commit) -> LogRoot {
         LogRoot {
             commit: commit.clone(),
             parts: self.parts.parts.clone(),

@@ -20,6 +20,7 @@ mod options;
 mod queue;
 pub(crate) mod read;
 mod records;
+mod room;
 mod segments;
 pub(crate) mod space;
 pub(crate) mod squash;

@@ -109,6 +109,13 @@ const PAGES_FACTOR: u64 = 4;
 const FIXED_SEGMENTS: u64 = 4;
 
 impl SizeLimit {
+    /// Returns the maximum size of the segments. In the default limit, one segment is for the files beside the log: the
+    /// undo log and its reserve.
+    pub(super) fn segments_bytes(self, stored: PageCount, segment: ByteCount) -> Option<ByteCount> {
+        let stated = self.bytes(stored, segment)?;
+        Some(if self == Self::OfPages { ByteCount(stated.get() - segment.get()) } else { stated })
+    }
+
     /// Returns the limit for a newest checkpoint with this number of stored pages.
     pub(super) fn bytes(self, stored: PageCount, segment: ByteCount) -> Option<ByteCount> {
         match self {

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use image::{RecordSet, SpaceId};
 use model::{AddressRange, PageCount, Sequence};
@@ -26,6 +27,16 @@ use crate::pool::{Pool, locked};
 /// these epochs, while the pages of the next epoch are copied. With a higher number, the log would use more memory,
 /// and a crash would lose more epochs.
 pub const EPOCHS_IN_FLIGHT_MAX: usize = 4;
+
+/// The maximum time of `Shared::await_room`. After this time, the caller reports that the store is behind.
+const AWAIT_ROOM_MAX: Duration = Duration::from_secs(1);
+
+/// The maximum time of `Shared::await_room` if no checkpoint is in flight. The caller renews its hold when it has received
+/// the completion, which takes milliseconds. Without the new hold, old checkpoints are dropped later.
+const AWAIT_HOLD_MAX: Duration = Duration::from_millis(100);
+
+/// The time after which `Shared::await_room` checks whether waits were cancelled.
+const AWAIT_ROOM_POLL: Duration = Duration::from_millis(20);
 
 /// The maximum number of queued `Order::Drop` orders. A large program changes far fewer mappings in one epoch.
 const DROPS_MAX: usize = 4096;
@@ -69,6 +80,8 @@ pub(super) struct Promise {
 pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     orders: Condvar,
+    /// Notified when a `State` field changes for which `await_room` waits.
+    changed: Condvar,
     pub(super) event: OwnedFd,
     pub(super) pool: Pool,
     /// Whether the newest checkpoints of the log were invalidated (see `LogWriter::void_above`). If true, the next
@@ -95,6 +108,20 @@ pub(super) struct State {
     failure: Option<Error>,
     closed: bool,
     pub(super) status: LogStatus,
+    /// `None` without a maximum size.
+    pub(super) room: Option<Room>,
+    /// Whether a checkpoint was completed after the last call of `LogWriter::hold`. The list of held checkpoints is then
+    /// out of date.
+    is_hold_old: bool,
+}
+
+/// Sizes of the log in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Room {
+    /// Below this size, the next checkpoints fit beside all kept checkpoints.
+    pub(super) fits_below: u64,
+    /// Below this size, an epoch can begin while another checkpoint is in flight.
+    pub(super) begins_below: u64,
 }
 
 impl Shared {
@@ -107,9 +134,9 @@ impl Shared {
         state.queue.reserve(limit + controls + DROPS_MAX);
         let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let event = event.map_err(|errno| sys::Error::new("create an eventfd", errno))?;
-        let (state, orders) = (Mutex::new(state), Condvar::new());
+        let (state, orders, changed) = (Mutex::new(state), Condvar::new(), Condvar::new());
         let (is_void, is_open) = (AtomicBool::default(), AtomicBool::default());
-        Ok(Self { state, orders, event, pool, is_void, is_open })
+        Ok(Self { state, orders, changed, event, pool, is_void, is_open })
     }
 
     /// Adds an order to the queue. Returns false, without adding the order, if `DROPS_MAX` `Order::Drop` orders are
@@ -160,10 +187,48 @@ impl Shared {
         }
     }
 
+    /// Sets the held checkpoints. Returns whether checkpoints that are no longer held should be dropped now.
+    pub(super) fn hold(&self, sequences: &[Sequence]) -> bool {
+        let mut state = locked(&self.state);
+        sequences.clone_into(&mut state.held);
+        state.is_hold_old = false;
+        self.changed.notify_all();
+        let is_large = state.room.is_some_and(|room| state.status.disk.get() > room.fits_below);
+        is_large && state.status.kept.iter().any(|kept| !sequences.contains(kept))
+    }
+
+    /// Reports whether a next epoch has room beside the kept checkpoints, and beside those that are still held.
+    pub(super) fn has_room(&self) -> bool {
+        locked(&self.state).has_room()
+    }
+
+    /// Waits until a next epoch has room beside the kept checkpoints: until the checkpoints in flight are durable, and
+    /// the older ones are no longer held. Returns false if checkpoints are in flight after `AWAIT_ROOM_MAX`.
+    pub(super) fn await_room(&self) -> Result<bool> {
+        let begun = Stopwatch::start();
+        let mut state = locked(&self.state);
+        loop {
+            state.check()?;
+            if state.has_room() {
+                return Ok(true);
+            }
+            if self.pool.is_called_off() {
+                return Err(Error::CalledOff);
+            }
+            let is_behind = state.in_flight > 0;
+            let limit = if is_behind { AWAIT_ROOM_MAX } else { AWAIT_HOLD_MAX };
+            let Some(left) = limit.checked_sub(begun.elapsed()) else { return Ok(!is_behind) };
+            let left = left.min(AWAIT_ROOM_POLL);
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Completes a ticket, and notifies the event loop.
     fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
         let mut state = locked(&self.state);
         state.in_flight = state.in_flight.saturating_sub(1);
+        state.is_hold_old = !state.held.is_empty();
+        self.changed.notify_all();
         if state.completions.len() == COMPLETIONS_MAX {
             state.completions.pop_front();
         }
@@ -232,6 +297,11 @@ impl Shared {
 }
 
 impl State {
+    fn has_room(&self) -> bool {
+        let is_near = self.room.is_some_and(|room| self.status.disk.get() > room.begins_below);
+        !is_near || self.in_flight == 0 && !self.is_hold_old
+    }
+
     fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)
     }

@@ -134,9 +134,9 @@ impl Segments {
         state.map_or(self.segment_bytes(), |state| self.length_of(state))
     }
 
-    /// Returns the size of an uncompressed segment.
+    /// Returns the size of an uncompressed segment, including its header and slots.
     pub(crate) fn segment_bytes(&self) -> ByteCount {
-        ByteCount(self.blocks * LOG_BLOCK_BYTES)
+        ByteCount((self.blocks + u64::from(FIRST_BLOCK)) * LOG_BLOCK_BYTES)
     }
 
     fn length_of(&self, state: &SegmentState) -> ByteCount {

@@ -130,13 +130,7 @@ impl LogWriter {
     /// exist are ignored. If the log would exceed its maximum size with the next checkpoint, checkpoints that are no longer
     /// held are removed now.
     pub fn hold(&self, sequences: &[Sequence]) {
-        let mut state = locked(&self.shared.state);
-        sequences.clone_into(&mut state.held);
-        let LogStatus { size_max, disk, newest_written, kept, .. } = &state.status;
-        let is_large = size_max.is_some_and(|max| disk.get() + newest_written.get() > max.get());
-        let fits_less = is_large && kept.iter().any(|kept| !sequences.contains(kept));
-        drop(state);
-        if fits_less {
+        if self.shared.hold(sequences) {
             // After a failed write, the next commit reports the error.
             let _ = self.shared.order(Order::Fit);
         }
@@ -204,6 +198,12 @@ impl CheckpointSink for LogWriter {
         self.shared.check()?;
         if self.behind() >= EPOCHS_IN_FLIGHT_MAX {
             return Ok(None);
+        }
+        if !self.shared.has_room() {
+            self.here.drive()?;
+            if self.thread.is_some() && !self.shared.await_room()? {
+                return Ok(None);
+            }
         }
         let last = self.last.load(Ordering::Acquire);
         if sequence.get() <= last {

@@ -9,13 +9,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use image::{Blob, LogId, LogPlace, LogSegment, LogSlot};
+use image::{Blob, LOG_BLOCK_BYTES, LogId, LogPlace, LogSegment, LogSlot};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
 use super::active_segment::{ActiveSegment, Owner};
-use super::clean::Cleaner;
+use super::clean::{Cleaner, Fill};
 use super::compression::Compressor;
 use super::delta::Delta;
 use super::queue::{Order, Promise, Shared};
@@ -34,6 +34,9 @@ use crate::reuse::{self, Allowance, Place, Unused};
 /// One of this number of blocks in an epoch may contain a wasted copy.
 const WASTED_SHARE: u64 = 8;
 
+/// The same in a log that has reached its maximum size.
+const WASTED_SHARE_TIGHT: u64 = 64;
+
 /// An epoch whose pages are being copied.
 #[derive(Debug)]
 pub(super) struct OpenEpoch {
@@ -42,11 +45,16 @@ pub(super) struct OpenEpoch {
     /// The segment that was active when the epoch began. All pages of the epoch are in this segment or in segments
     /// with higher numbers. While the epoch is open, these segments are not removed.
     pub(super) first: LogSegment,
+    /// The end of the log when the epoch began. While the epoch is open, no slot says that later blocks are durable,
+    /// because the epoch can write its blocks again.
+    start: LogPlace,
     /// The number of bytes in the log when the epoch began.
     pub(super) begun_at: u64,
     pub(super) pages_written: u64,
     /// Blocks of the epoch that no page uses any more.
     unused: Unused<LogPlace>,
+    /// Whether the log has reached its maximum size. All unused blocks are then written again.
+    pub(super) is_tight: bool,
     pub(super) timings: WriteTimings,
 }
 
@@ -86,6 +94,13 @@ pub(super) struct SlotStamp {
     pub(super) generation: u64,
     /// All data of the log before this place is durable.
     pub(super) durable: LogPlace,
+}
+
+impl OpenEpoch {
+    /// Returns the number of blocks that contain pages of the epoch.
+    pub(super) fn pages_used(&self) -> u64 {
+        self.pages_written.saturating_sub(self.unused.len())
+    }
 }
 
 impl Place for LogPlace {
@@ -170,7 +185,10 @@ impl WriterThread {
             // The next root (checkpoint description) will not name the invalidated checkpoints. After the commit of
             // this root, the segments of the invalidated checkpoints are removed.
             Order::Void(above) => self.retention.void_above(above),
-            Order::Fit => self.fit()?,
+            Order::Fit => {
+                let written = self.retention.newest.as_ref().map(|newest| newest.1).unwrap_or_default();
+                self.fit(self.expected(written))?;
+            }
             Order::Abandon => self.epoch = None,
             Order::Finish(finish) => {
                 self.commit(*finish)?;
@@ -185,21 +203,26 @@ impl WriterThread {
     }
 
     pub(super) fn begin(&mut self, sequence: Sequence, full: bool) {
-        let first = self.active_segment.place().map_or(LogSegment(0), |place| place.segment);
+        let place = self.active_segment.place();
+        let first = place.map_or(LogSegment(0), |place| place.segment);
+        let start = place.unwrap_or(self.stamp.durable);
         let delta = if full { Delta::full() } else { Delta::default() };
         self.epoch = Some(OpenEpoch {
             sequence,
             delta,
             first,
+            start,
             begun_at: self.active_segment.written,
             pages_written: 0,
             unused: Unused::default(),
+            is_tight: false,
             timings: WriteTimings::default(),
         });
     }
 
     /// Writes a batch of pages of the open epoch.
     pub(super) fn append(&mut self, batch: PageBatch) -> Result<()> {
+        self.make_room(batch.filled().get())?;
         let (mut buffer, pieces) = batch.into_parts();
         let Some(mut epoch) = self.epoch.take() else {
             self.shared.pool.give(buffer);
@@ -241,7 +264,11 @@ impl WriterThread {
             |space, page| epoch.delta.pages.get(space, page).and_then(|content| place_of(segments, content));
         let all = epoch.pages_written;
         let choosable = |space, page| earlier(space, page).filter(|place| is_free(*place));
-        let allowance = Allowance { pages: self.active_segment.wasted_max.get(), share: WASTED_SHARE };
+        let allowance = if epoch.is_tight {
+            Allowance { pages: 0, share: WASTED_SHARE_TIGHT }
+        } else {
+            Allowance { pages: self.active_segment.wasted_max.get(), share: WASTED_SHARE }
+        };
         let runs = epoch.unused.choose(packed, all, allowance, choosable, is_free);
         for run in &runs {
             let indexes: Option<Vec<BlockIndex>> =
@@ -280,14 +307,16 @@ impl WriterThread {
     /// and compression.
     pub(super) fn settle(&mut self) -> Result<()> {
         let took = Stopwatch::start();
-        self.active_segment.sync()?;
+        self.active_segment.sync(self.epoch.as_ref().map(|epoch| epoch.first))?;
         self.collect()?;
         self.status.syncs += 1;
         let took = took.elapsed();
-        self.stamp.durable = self.active_segment.place().unwrap_or(self.stamp.durable);
+        let end = self.active_segment.place().unwrap_or(self.stamp.durable);
+        self.stamp.durable = self.epoch.as_ref().map_or(end, |epoch| epoch.start);
         let idle = locked(&self.shared.state).queue.is_empty();
         self.note_compressed();
         self.release();
+        self.limit_ahead();
         self.report();
         for pending in std::mem::take(&mut self.pending) {
             pending.settle(took);
@@ -332,7 +361,9 @@ impl WriterThread {
     /// pages for compaction.
     fn plan(&mut self) -> Result<()> {
         let active = self.active_segment.place().map(|place| place.segment);
-        self.cleaner.plan(&mut self.state, active);
+        let written = self.retention.newest.as_ref().map_or(0, |newest| newest.1.get() / LOG_BLOCK_BYTES);
+        let fill = Fill::of(&self.state.segments, written);
+        self.cleaner.plan(&mut self.state, fill, self.stamp.durable.segment);
         if let (Some(compression), Some(active)) = (&mut self.compression, active) {
             compression.plan(&mut self.state.segments, active);
         }
@@ -363,7 +394,10 @@ impl WriterThread {
         self.status.newest_written =
             self.retention.newest.as_ref().map(|newest| newest.1).unwrap_or_default();
         self.status.written = ByteCount(self.active_segment.written);
-        self.status.clone_into(&mut locked(&self.shared.state).status);
+        let room = self.room();
+        let mut shared = locked(&self.shared.state);
+        self.status.clone_into(&mut shared.status);
+        shared.room = room;
     }
 
     pub(super) fn collect(&mut self) -> Result<()> {
