@@ -106,7 +106,7 @@ pub(super) const KEPT_MIN: usize = 2;
 /// The default size limit, as a multiple of the stored pages of the newest checkpoint.
 const PAGES_FACTOR: u64 = 4;
 /// The fixed part of the default size limit, in segments: the segments that are being written, and partly filled ones.
-const FIXED_SEGMENTS: u64 = 4;
+const FIXED_SEGMENTS: u64 = 8;
 
 impl SizeLimit {
     /// Returns the maximum size of the segments. In the default limit, one segment is for the files beside the log: the
@@ -180,15 +180,15 @@ impl SegmentCompression {
 }
 
 impl Default for LogOptions {
-    /// Returns options with 8 buffers of 2 MiB and segments of 16 MiB. At the highest expected write rate, a segment
-    /// is full after 40 ms. With segments of this size, compaction limits the log of a 64 MiB subject to twice the
-    /// size of the subject.
+    /// Returns options with 8 buffers of 2 MiB and segments of 8 MiB. At the highest expected write rate, a segment
+    /// is full after 20 ms. With larger segments, the default size limit of a small subject would not suffice for all
+    /// checkpoints of the default retention policy: each old checkpoint can need a segment of its own.
     fn default() -> Self {
         const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
         Self {
             buffers: BUFFERS,
             buffer_pages: PageCount(512),
-            segment: ByteCount(16 << 20),
+            segment: ByteCount(8 << 20),
             keep: RetentionPolicy::default(),
             size: SizeLimit::default(),
             // Blocks that are written again go through the page cache, and are often single blocks. Appending is faster.
