@@ -177,6 +177,11 @@ impl Pool {
         locked(&self.state).wait_max = wait_max;
     }
 
+    /// Reports whether waits are limited, because the subject may be stopped during a wait.
+    pub(crate) fn limits_waits(&self) -> bool {
+        locked(&self.state).wait_max.is_some()
+    }
+
     /// Takes back a buffer. The buffer becomes a surplus buffer if more buffers exist than the limit plus the reserve. The
     /// pool also accepts a buffer of the same size that the pool has not allocated.
     pub(crate) fn give(&self, buffer: PageBuffer) {

@@ -135,6 +135,7 @@ impl<'a> Reserve<'a> {
     /// Passes all operations and the open buffer to the sink. Called when the subject runs, or when the
     /// subject may stay stopped during the call.
     pub(super) fn end(self) -> Result<()> {
+        self.sink.limit_waits(None);
         self.flush()?;
         let begun = self.open.borrow_mut().take_if(|batch| !batch.is_empty());
         begun.map_or(Ok(()), |batch| self.sink.append(batch))

@@ -116,6 +116,11 @@ pub(crate) trait Director {
         false
     }
 
+    /// Reports whether this program stops when it receives a stop signal, together with the subjects.
+    fn stops(&self) -> bool {
+        true
+    }
+
     /// Returns the descriptors to wait for until the next turn.
     fn sources(&self) -> Vec<Source<'_>> {
         Vec::new()
@@ -398,6 +403,7 @@ impl Host {
     fn take_signals(&mut self, director: &mut dyn Director) -> Result<()> {
         while let Some(arrived) = self.signals.poll()? {
             match arrived {
+                Arrived::Stop { .. } if !director.stops() => {}
                 Arrived::Stop { signal, from_terminal, stop } => self.stop(signal, from_terminal, stop)?,
                 Arrived::Request(Request::Child) => self.has_orphans = true,
                 Arrived::Request(request) if director.takes(request) => {}

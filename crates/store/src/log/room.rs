@@ -2,7 +2,7 @@
 //!
 //! Owns: the size of the log on the device, and its comparison with the maximum size.
 //! Invariants: before the log grows by a segment beyond its maximum size, all old checkpoints that may be dropped are
-//! dropped, and their segments are removed. An old checkpoint is dropped only after a newer checkpoint is durable.
+//! dropped, and their segments are removed. Exception: while the subject is stopped, nothing is awaited. An old checkpoint is dropped only after a newer checkpoint is durable.
 //! Does not: fail a checkpoint. A checkpoint that does not fit is written nevertheless.
 //!
 //! The segments on the device are: those of the kept checkpoints, those of the open epoch (the checkpoint in progress),
@@ -42,11 +42,13 @@ impl WriterThread {
             return Ok(());
         };
         let is_over = |writer: &mut Self| writer.occupied() + writer.coming() > max.get();
-        if is_over(self) {
+        // While the subject is stopped, nothing here waits: neither for the sync of `fit`, nor for a removal.
+        let may_wait = |writer: &Self| !writer.shared.pool.limits_waits();
+        if is_over(self) && may_wait(self) {
             self.fit(ByteCount(0))?;
         }
         let mut is_tight = is_over(self);
-        while is_tight && self.active_segment.background_writer.await_removal() {
+        while is_tight && may_wait(self) && self.active_segment.background_writer.await_removal() {
             is_tight = is_over(self);
         }
         self.epoch.iter_mut().for_each(|epoch| epoch.is_tight = is_tight);

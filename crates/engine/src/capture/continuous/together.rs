@@ -257,4 +257,19 @@ mod tests {
             assert_eq!(seen, (0..FILLINGS * PAGES).collect::<Vec<_>>());
         }
     }
+    #[test]
+    fn a_panic_during_a_copy_fails_the_copy_and_nobody_waits_for_it() {
+        let Ok(worker_pool) = WorkerPool::new(NonZeroUsize::MIN, &[]) else { return };
+        let mut together = Together::new(&worker_pool);
+        let buffer = PageBuffer::new(ByteCount(PAGE_BYTES)).unwrap();
+        let mut filling = Filling::new(Pid(std::process::id() as i32), PageBatch::over(buffer));
+        // The pages of this filling would begin beyond the end of its buffer.
+        filling.filled = usize::MAX;
+        together.add(filling);
+        // Only the worker reads: a panic of this thread would end the test.
+        while !together.shared.lock().waiting.is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(together.finish().is_err());
+    }
 }

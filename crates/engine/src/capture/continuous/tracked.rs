@@ -340,3 +340,104 @@ impl Tracked {
         copier.finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use model::{PAGE_BYTES, Pid};
+    use store::PageBatch;
+    use sys::page_buffer::PageBuffer;
+    use tracee::procfs;
+    use track::{Coverage as Covered, TrackerKind};
+
+    use super::super::super::objects::Objects;
+    use super::*;
+
+    const BUFFER: PageCount = PageCount(16);
+    const PAGES: u64 = 200;
+
+    /// A tracker that is never asked.
+    #[derive(Debug)]
+    struct Unasked;
+
+    impl Tracker for Unasked {
+        fn kind(&self) -> &'static dyn TrackerKind {
+            unreachable!()
+        }
+
+        fn cover(&mut self, _: &[Mapping]) -> std::result::Result<&Covered, TrackError> {
+            unreachable!()
+        }
+
+        fn scan(&mut self, _: Moment, _: &mut DirtyPages) -> std::result::Result<(), TrackError> {
+            unreachable!()
+        }
+    }
+
+    /// A sink that always has a buffer.
+    struct Plenty;
+
+    impl PageSink for Plenty {
+        fn buffer(&self) -> store::Result<PageBatch> {
+            Ok(PageBatch::over(PageBuffer::new(BUFFER.bytes())?))
+        }
+
+        fn free_buffer(&self) -> store::Result<Option<PageBatch>> {
+            self.buffer().map(Some)
+        }
+
+        fn append(&self, _: PageBatch) -> store::Result<()> {
+            Ok(())
+        }
+
+        fn buffer_pages(&self) -> PageCount {
+            BUFFER
+        }
+
+        fn discard(&self, _: SpaceId, _: AddressRange) -> store::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The fixed part of a stop can use up the whole pause budget. Without progress in each stop, there would never be a
+    /// checkpoint.
+    #[test]
+    fn a_stop_whose_time_is_over_copies_pages_nevertheless() {
+        let own = Pid(std::process::id() as i32);
+        let stat = procfs::stat(own).unwrap();
+        // Reading the memory map of a process needs rights that the user of this test may not have.
+        let Ok(process) = Process::inspect(own, stat, SpaceId(1), &mut Objects::default(), &HashSet::new())
+        else {
+            return;
+        };
+        let memory = vec![7_u8; (PAGES + 1) as usize * PAGE_BYTES as usize];
+        let start = Address((memory.as_ptr() as u64).next_multiple_of(PAGE_BYTES));
+        let range = AddressRange::new(start, Address(start.get() + PAGES * PAGE_BYTES));
+        let worker_pool = WorkerPool::new(std::num::NonZeroUsize::MIN, &[]).ok();
+        for workers in [None, worker_pool.as_ref()] {
+            let mut tracked = Tracked {
+                key: process.stat.key(),
+                space: SpaceId(1),
+                tracker: Box::new(Unasked),
+                covered: RangeSet::new(),
+                guards: RangeSet::new(),
+                unread: RangeSet::new(),
+                deferred: Deferred::default(),
+                hot: HotPages::new(),
+                granularity: NonZeroU64::MIN,
+                grouped: Vec::new(),
+            };
+            tracked.deferred.extend(std::iter::once(range));
+            let over = Some(Deadline::after(Duration::ZERO));
+            let mut left = PAGES;
+            while left > 0 {
+                let copied =
+                    tracked.copy_deferred(&process, Moment::Stopped, &Plenty, over, workers).unwrap().get();
+                assert!((1..=left).contains(&copied), "{copied} of {left} pages");
+                left -= copied;
+            }
+            assert!(tracked.unread.is_empty());
+        }
+    }
+}

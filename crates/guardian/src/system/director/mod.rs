@@ -400,8 +400,12 @@ impl Director for SystemDirector<'_> {
         self.events.push(SystemEvent::Ended { id, end });
     }
 
-    /// Takes every signal. A signal that would stop this program has no effect: a stopped guardian protects nothing,
-    /// and calls of its components would wait for the guardian.
+    /// A stopped guardian protects nothing, and calls of its components would wait for the guardian.
+    fn stops(&self) -> bool {
+        false
+    }
+
+    /// Takes every signal.
     fn takes(&mut self, signal: Request) -> bool {
         let is_hangup = matches!(signal, Request::End { signal: HUP, from_terminal: false });
         if is_hangup && !has_terminal() {
