@@ -6,6 +6,8 @@
 //! Invariants: every obstacle names the process, the reason and a remedy.
 //! Does not: contain the checks of a kind (the code for one sort of kernel object); this module calls each kind.
 
+use std::path::PathBuf;
+
 use model::{Escaped, Pid};
 use resource::fd::{self, CaptureScope, Description};
 use resource::{Obstacle, memory, state};
@@ -96,8 +98,9 @@ fn without_numbers(text: &str) -> String {
 /// Returns the obstacles of a subject, except the obstacles of its descriptors.
 pub(crate) fn of_tree(processes: &[(Pid, &[Mapping])], pids: &[Pid]) -> Vec<Obstacle> {
     let mut found = Vec::new();
+    let surroundings = Surroundings::of("self");
     for (pid, mappings) in processes {
-        found.extend(of_process(*pid));
+        found.extend(of_process(*pid, &surroundings));
         found.extend(memory::obstacles(*pid, mappings));
         found.extend(state::REGISTRY.iter().flat_map(|kind| kind.obstacles(*pid)));
     }
@@ -128,7 +131,22 @@ fn obstacle(pid: Pid, what: &str, place: String, why: &str, fix: &str) -> Obstac
     Obstacle { pid, what: what.to_owned(), place, why: why.to_owned(), fix: fix.to_owned() }
 }
 
-fn of_process(pid: Pid) -> Vec<Obstacle> {
+/// What a restored process would have of this process: the security label and the namespaces.
+struct Surroundings {
+    label: Option<Vec<u8>>,
+    /// The targets of the links in `/proc/PID/ns`, in the order of `NAMESPACES`.
+    namespaces: Vec<Option<PathBuf>>,
+}
+
+impl Surroundings {
+    fn of(process: &str) -> Self {
+        let link = |name: &str| procfs::link(format!("/proc/{process}/ns/{name}")).ok();
+        let namespaces = sharing::NAMESPACES.iter().map(|(name, ..)| link(name)).collect();
+        Self { label: label(process), namespaces }
+    }
+}
+
+fn of_process(pid: Pid, ours: &Surroundings) -> Vec<Obstacle> {
     let mut found = Vec::new();
     // A process that has ended meanwhile has no obstacles.
     let Ok(status) = procfs::status(pid) else { return found };
@@ -144,17 +162,18 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
             "wait until the other threads end, or let the first one wait for them",
         ));
     }
-    found.extend(of_label(pid, label(&pid.to_string()).as_deref(), label("self").as_deref()));
-    let inner = inner_pid(pid);
+    let theirs = Surroundings::of(&pid.to_string());
+    found.extend(of_label(pid, theirs.label.as_deref(), ours.label.as_deref()));
+    let inner = status.nspid.last().copied().unwrap_or(pid.get());
     if inner == INIT {
         // The advice for a process in other namespaces would end here, too.
         found.push(of_init(pid));
         return found;
     }
     // A subject must be in the namespaces of this process.
-    for (name, what, _) in sharing::NAMESPACES {
-        let link = |owner: &str| procfs::link(format!("/proc/{owner}/ns/{name}"));
-        if let (Ok(theirs), Ok(ours)) = (link(&pid.to_string()), link("self"))
+    for ((_, what, _), pair) in sharing::NAMESPACES.iter().zip(theirs.namespaces.iter().zip(&ours.namespaces))
+    {
+        if let (Some(theirs), Some(ours)) = pair
             && theirs != ours
         {
             found.push(obstacle(
@@ -173,7 +192,7 @@ fn of_process(pid: Pid) -> Vec<Obstacle> {
 }
 
 /// The pid of the first process of a PID namespace, in this namespace.
-const INIT: &str = "1";
+const INIT: i32 = 1;
 
 /// Returns the obstacle of the first process of a PID namespace, for example the program of a container. Only the first
 /// process of a new PID namespace gets pid 1. From inside its namespace, the process cannot be killed.
@@ -217,13 +236,6 @@ fn of_label(pid: Pid, theirs: Option<&[u8]>, ours: Option<&[u8]>) -> Option<Obst
 /// Returns the label of AppArmor, SELinux or Smack; `None` if none of these modules is active.
 fn label(process: &str) -> Option<Vec<u8>> {
     procfs::read(format!("/proc/{process}/attr/current")).ok()
-}
-
-/// Returns the pid of a process in its own PID namespace.
-fn inner_pid(pid: Pid) -> String {
-    let status = procfs::read(format!("/proc/{pid}/status")).unwrap_or_default();
-    let numbers = procfs::status_line(&status, "NSpid").unwrap_or_default();
-    numbers.split_whitespace().last().map_or_else(|| pid.to_string(), str::to_owned)
 }
 
 /// Reports whether the tracer is a thread of this process. A subject that keeps changing is inspected while this

@@ -188,9 +188,11 @@ impl Pace {
         rounds
     }
 
-    /// Returns the part of the debt that a checkpoint with this cost pays. The interval is then at most a third longer.
+    /// Returns the part of the debt that a checkpoint with this cost pays. The interval is then longer by at most a third,
+    /// and by at most two requested intervals: a program with a short interval must not wait long for a checkpoint.
     fn repays(&self, cost: Duration) -> Duration {
-        self.debt.min(cost / 3)
+        let (Some(limit), Some(every)) = (self.limit, self.every) else { return Duration::ZERO };
+        self.debt.min(cost / 3).min((2 * every).mul_f64(limit.share))
     }
 
     /// Returns the earliest time for the next checkpoint, so that the costs of all checkpoints are within the limit. Time
@@ -388,6 +390,14 @@ mod tests {
         assert_eq!(take_many(&mut pace, 6, EVERY * 3 / 5), 6 * 8 * EVERY);
         assert_eq!(take_many(&mut pace, 4, EVERY * 3 / 5), 4 * 6 * EVERY);
         assert_eq!(pace.longer_interval(), Some(6 * EVERY));
+    }
+
+    #[test]
+    fn expensive_checkpoints_pay_for_the_first_one_in_small_parts() {
+        let mut pace = Pace::new(Some(EVERY), Some(tenth()), Instant::now());
+        take_many(&mut pace, 1, 10 * EVERY);
+        take_many(&mut pace, 1, EVERY * 3 / 2);
+        assert_eq!(take_many(&mut pace, 3, EVERY * 3 / 2), 3 * (15 + 2) * EVERY);
     }
 
     #[test]

@@ -19,8 +19,8 @@ use crate::error::Result;
 
 /// The minimum time between two reads.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
-/// The interval is at least this multiple of the duration of a read, because the kernel walks all pages of
-/// the subject for a read.
+/// The interval is at least this multiple of the duration of the reads of all processes, because the kernel walks all
+/// pages of the subject for these reads.
 const COST_PART: u32 = 50;
 /// The flag of mappings that a userfaultfd watches for writes. In a tracked process, the tracker is the cause
 /// of this flag.
@@ -35,7 +35,8 @@ pub(super) struct FlagState {
     pub(super) has_old: bool,
     clock: Clock,
     read_at: Instant,
-    cost: Duration,
+    /// The duration of the last read.
+    pub(super) cost: Duration,
 }
 
 impl FlagState {
@@ -45,10 +46,11 @@ impl FlagState {
         Self { has_old: false, clock, read_at, cost: read_at - began }
     }
 
-    /// Reads the flags again if a read is due. Returns whether any flag may have changed.
-    pub(super) fn complete(&mut self, pid: Pid, mappings: &mut [Mapping]) -> Result<bool> {
+    /// Reads the flags again if a read is due. `of_all` is the duration of the last reads of all processes together.
+    /// Returns whether any flag may have changed.
+    pub(super) fn complete(&mut self, pid: Pid, mappings: &mut [Mapping], of_all: Duration) -> Result<bool> {
         let had_old = std::mem::take(&mut self.has_old);
-        if !had_old && self.clock.now() - self.read_at < INTERVAL_MIN.max(self.cost * COST_PART) {
+        if !had_old && self.clock.now() - self.read_at < INTERVAL_MIN.max(of_all * COST_PART) {
             return Ok(false);
         }
         let began = self.clock.now();
@@ -152,14 +154,16 @@ mod tests {
         let mut mappings = procfs::mappings(pid).unwrap_or_default();
         let mut state = FlagState::read_since(clock.clone(), clock.now());
         clock.advance(2 * INTERVAL_MIN);
-        assert!(state.complete(pid, &mut mappings).is_ok_and(|has_changed| has_changed));
+        assert!(state.complete(pid, &mut mappings, Duration::ZERO).is_ok_and(|has_changed| has_changed));
         assert!(mappings.iter().any(|mapping| mapping.flags.has("rd")));
-        assert!(state.complete(pid, &mut mappings).is_ok_and(|has_changed| !has_changed));
+        assert!(state.complete(pid, &mut mappings, Duration::ZERO).is_ok_and(|has_changed| !has_changed));
         // An expensive read is made less often.
         clock.advance(2 * INTERVAL_MIN);
-        let mut state = FlagState { cost: INTERVAL_MIN, ..state };
-        assert!(state.complete(pid, &mut mappings).is_ok_and(|has_changed| !has_changed));
+        assert!(state.complete(pid, &mut mappings, INTERVAL_MIN).is_ok_and(|has_changed| !has_changed));
         state.has_old = true;
-        assert!(state.complete(pid, &mut mappings).is_ok_and(|has_changed| has_changed) && !state.has_old);
+        assert!(
+            state.complete(pid, &mut mappings, Duration::ZERO).is_ok_and(|has_changed| has_changed)
+                && !state.has_old
+        );
     }
 }

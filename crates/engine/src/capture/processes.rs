@@ -180,9 +180,10 @@ impl Processes {
     pub(super) fn complete_mappings(&mut self, objects: &mut Objects) -> Result<()> {
         let mut completed = Vec::new();
         let mut unknown = Vec::new();
+        let of_all = self.living.values().map(|process| process.space.flags.cost).sum();
         for (pid, Process { space, .. }) in &mut self.living {
             let is_due = space.flags.has_old;
-            match space.flags.complete(*pid, &mut space.mappings) {
+            match space.flags.complete(*pid, &mut space.mappings, of_all) {
                 // The process has ended since the pause. Its captured state stays valid.
                 Err(error) if error.says_gone() => {}
                 outcome => completed.extend(outcome?.then_some(*pid)),

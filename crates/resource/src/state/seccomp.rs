@@ -96,11 +96,13 @@ impl StateKind for Seccomp {
     }
 
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {
+        // The rights are checked first, because a process can have thousands of threads.
+        let Err((why, fix)) = may_lift() else { return Vec::new() };
         let threads = procfs::threads(pid).unwrap_or_default();
         let confined = threads
             .into_iter()
             .find(|tid| procfs::thread_status(pid, *tid).is_ok_and(|status| status.seccomp != 0));
-        let (Some(tid), Err((why, fix))) = (confined, may_lift()) else { return Vec::new() };
+        let Some(tid) = confined else { return Vec::new() };
         let place = format!("thread {tid}");
         vec![Obstacle { pid, what: WHAT.to_owned(), place, why: why.to_owned(), fix: fix.to_owned() }]
     }
