@@ -47,6 +47,8 @@ struct State {
     called_off: bool,
     /// The maximum time of a wait for one buffer; `None` means no limit.
     wait_max: Option<Duration>,
+    /// The number of callers that wait with a limit.
+    hurried: usize,
 }
 
 impl Pool {
@@ -154,7 +156,11 @@ impl Pool {
                 Some(limit) => match limit.checked_sub(begun.elapsed()) {
                     None => return Err(Error::Slow(limit)),
                     Some(left) => {
-                        self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                        state.hurried += 1;
+                        let waited = self.changed.wait_timeout(state, left);
+                        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                        state.hurried -= 1;
+                        state
                     }
                 },
             };
@@ -177,9 +183,9 @@ impl Pool {
         locked(&self.state).wait_max = wait_max;
     }
 
-    /// Reports whether waits are limited, because the subject may be stopped during a wait.
-    pub(crate) fn limits_waits(&self) -> bool {
-        locked(&self.state).wait_max.is_some()
+    /// Reports whether a caller waits for a buffer with a time limit, because the subject is stopped.
+    pub(crate) fn is_hurried(&self) -> bool {
+        locked(&self.state).hurried > 0
     }
 
     /// Takes back a buffer. The buffer becomes a surplus buffer if more buffers exist than the limit plus the reserve. The

@@ -2,7 +2,7 @@
 //!
 //! Owns: the size of the log on the device, and its comparison with the maximum size.
 //! Invariants: before the log grows by a segment beyond its maximum size, all old checkpoints that may be dropped are
-//! dropped, and their segments are removed. Exception: while the subject is stopped, nothing is awaited. An old checkpoint is dropped only after a newer checkpoint is durable.
+//! dropped, and their segments are removed. Exception: while a stopped subject waits for a buffer, nothing is awaited. An old checkpoint is dropped only after a newer checkpoint is durable.
 //! Does not: fail a checkpoint. A checkpoint that does not fit is written nevertheless.
 //!
 //! The segments on the device are: those of the kept checkpoints, those of the open epoch (the checkpoint in progress),
@@ -42,8 +42,8 @@ impl WriterThread {
             return Ok(());
         };
         let is_over = |writer: &mut Self| writer.occupied() + writer.coming() > max.get();
-        // While the subject is stopped, nothing here waits: neither for the sync of `fit`, nor for a removal.
-        let may_wait = |writer: &Self| !writer.shared.pool.limits_waits();
+        // While a stopped subject waits for a buffer, nothing here waits: neither for the sync of `fit`, nor for a removal.
+        let may_wait = |writer: &Self| !writer.shared.pool.is_hurried();
         if is_over(self) && may_wait(self) {
             self.fit(ByteCount(0))?;
         }
