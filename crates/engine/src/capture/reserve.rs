@@ -3,24 +3,41 @@
 //! Owns: buffers that are taken in advance; copied pages that are held, and later passed to the sink; the
 //! estimate of the number of pages.
 //! Invariants: while the subject is stopped, no call of the sink takes a lock, waits or wakes a thread, until
-//! `HELD_PAGES_MAX` pages are held. Copies and removals reach the sink in order. Unused buffers are returned.
+//! `held_pages_max` pages are held. Copies and removals reach the sink in order. Unused buffers are returned.
 //! Does not: copy.
 
 use std::cell::{Cell, RefCell};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use image::SpaceId;
-use model::{AddressRange, PageCount};
+use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount};
 use store::{PageBatch, PageSink, Result};
 
-/// The maximum number of pages that a pause holds, 128 MiB. Beyond this number, the pause passes its pages to
-/// the sink and waits for buffers. The copying before this point has taken 10 to 40 ms (0.3 to 1.2 µs for
-/// each scattered page). Compared with this time, a wait for buffers is short.
-const HELD_PAGES_MAX: PageCount = PageCount(32_768);
+/// The maximum memory that slices or a pause hold. Beyond it, they pass their pages to the sink, and wait for buffers.
+/// A program that rewrites its memory in milliseconds rewrites copied pages during each such wait: with 128 MiB, a
+/// writer of 256 MiB needed four copies of each page, and with 512 MiB less than two.
+const HELD_MAX: ByteCount = ByteCount(512 << 20);
+/// At most one of this many parts of the memory of the machine is held.
+const HELD_SHARE: u64 = 32;
+/// This much may be held on a machine with little memory.
+const HELD_LEAST: ByteCount = ByteCount(128 << 20);
 
-/// The number of held pages that ends a series of last stops. A last stop tries to capture all remaining
-/// state. After the series, the held pages are passed to the sink while the subject runs.
-pub(super) const FLUSH_FROM: PageCount = PageCount(HELD_PAGES_MAX.get() / 2);
+/// Returns the maximum number of pages that slices or a pause hold.
+fn held_pages_max() -> PageCount {
+    static PAGES: OnceLock<PageCount> = OnceLock::new();
+    *PAGES.get_or_init(|| {
+        let machine = rustix::system::sysinfo();
+        let share = machine.totalram.saturating_mul(machine.mem_unit.into()) / HELD_SHARE;
+        PageCount(share.clamp(HELD_LEAST.get(), HELD_MAX.get()) / PAGE_BYTES)
+    })
+}
+
+/// Returns the number of held pages that ends a series of last stops. A last stop tries to capture all remaining state.
+/// After the series, the held pages are passed to the sink while the subject runs.
+fn flush_from() -> PageCount {
+    PageCount(held_pages_max().get() / 2)
+}
 
 /// The number of buffers of a reserve is rounded up to a multiple of this constant, so that successive
 /// checkpoints reserve equal numbers. Otherwise a checkpoint would free memory that the next checkpoint
@@ -91,7 +108,7 @@ impl<'a> Reserve<'a> {
     /// If pre-copy waited for the store, the subject would dirty as many pages during the wait as were
     /// copied. Therefore this function waits before any page is copied.
     pub(super) fn new(sink: &'a dyn PageSink, before: PageCount, inside: PageCount) -> Result<Self> {
-        let before = (before.min(HELD_PAGES_MAX).get() / sink.buffer_pages().get().max(1)) as usize;
+        let before = (before.min(held_pages_max()).get() / sink.buffer_pages().get().max(1)) as usize;
         let count = (buffers_for(sink, inside) + before).next_multiple_of(RESERVE_STEP);
         let begun_with = count - before;
         let (for_pause, extended) = (Cell::new(begun_with), Cell::new(0));
@@ -107,7 +124,7 @@ impl<'a> Reserve<'a> {
         let count = buffers_for(self.sink, expected);
         let mut free = self.free.borrow_mut();
         while free.len() < count {
-            let extends = (self.extended.get() as u64 * self.buffer_pages().get()) < HELD_PAGES_MAX.get();
+            let extends = (self.extended.get() as u64 * self.buffer_pages().get()) < held_pages_max().get();
             self.extended.set(self.extended.get() + usize::from(extends));
             let batch = if extends { Some(self.sink.extend_reserve()?) } else { self.sink.free_buffer()? };
             free.push(batch.map_or_else(|| self.sink.spare(), Ok)?);
@@ -120,9 +137,9 @@ impl<'a> Reserve<'a> {
         Ok(())
     }
 
-    /// Reports whether `FLUSH_FROM` pages are held. These pages should be passed on before the next stop.
+    /// Reports whether `flush_from` pages are held. These pages should be passed on before the next stop.
     pub(super) fn is_half_full(&self) -> bool {
-        self.held_buffers.get() as u64 * self.buffer_pages().get() >= FLUSH_FROM.get()
+        self.held_buffers.get() as u64 * self.buffer_pages().get() >= flush_from().get()
     }
 
     /// Passes all held operations to the sink. Called when the subject runs, and another stop of this
@@ -148,10 +165,11 @@ impl<'a> Reserve<'a> {
     }
 
     /// Returns a free buffer of the sink, or allocates a buffer beyond the pool of the sink, up to
-    /// `HELD_PAGES_MAX` pages.
+    /// `held_pages_max` pages.
     fn extra(&self) -> Result<Option<PageBatch>> {
         let here = self.sink.free_buffer()?;
-        if here.is_some() || (self.spares.get() as u64 * self.buffer_pages().get()) >= HELD_PAGES_MAX.get() {
+        if here.is_some() || (self.spares.get() as u64 * self.buffer_pages().get()) >= held_pages_max().get()
+        {
             return Ok(here);
         }
         self.spares.set(self.spares.get() + 1);
@@ -187,7 +205,7 @@ impl PageSink for Reserve<'_> {
         if let Some(free) = self.free.borrow_mut().pop() {
             return Ok(free);
         }
-        if self.held_buffers.get() as u64 * self.sink.buffer_pages().get() < HELD_PAGES_MAX.get() {
+        if self.held_buffers.get() as u64 * self.sink.buffer_pages().get() < held_pages_max().get() {
             return self.sink.spare();
         }
         self.flush()?;
@@ -195,7 +213,7 @@ impl PageSink for Reserve<'_> {
     }
 
     /// Returns a buffer without waiting for the store. Exception: while the subject is stopped and
-    /// `HELD_PAGES_MAX` pages are held, waits. A slow store must not determine how long the subject is
+    /// `held_pages_max` pages are held, waits. A slow store must not determine how long the subject is
     /// throttled. While the subject runs, this function allocates no buffer; `prepare` does.
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
         if self.is_stopped.get() {
@@ -279,7 +297,7 @@ impl Drop for Reserve<'_> {
 /// Returns the number of buffers for this number of pages, at least one. One resident buffer is always ready
 /// when the pause begins.
 fn buffers_for(sink: &dyn PageSink, pages: PageCount) -> usize {
-    let pages = pages.min(HELD_PAGES_MAX);
+    let pages = pages.min(held_pages_max());
     pages.get().div_ceil(sink.buffer_pages().get().max(1)).max(1) as usize
 }
 
@@ -419,12 +437,12 @@ mod tests {
         let witness = Witness::default();
         let reserve = Reserve::new(&witness, PageCount(0), PageCount(0)).unwrap();
         reserve.begin_stop(PageCount(u64::MAX)).unwrap();
-        let all: Vec<u64> = (0..HELD_PAGES_MAX.get()).collect();
+        let all: Vec<u64> = (0..held_pages_max().get()).collect();
         copy(&reserve, &all);
         assert_eq!(witness.take_calls(), ["reserve 4"]);
         copy(&reserve, &[1, 2, 3, 4, 5]);
         let calls = witness.take_calls();
-        assert_eq!(calls.len() as u64, HELD_PAGES_MAX.get() / BUFFER.get() + 3);
+        assert_eq!(calls.len() as u64, held_pages_max().get() / BUFFER.get() + 3);
         assert_eq!(calls[calls.len() - 3..], ["buffer", "buffer", "1 2 3 4"]);
         drop(reserve);
         assert_eq!(witness.out.get(), 0, "what a failed checkpoint held goes back");
@@ -442,7 +460,7 @@ mod tests {
             reserve.prepare(PageCount(u64::MAX)).unwrap();
             while reserve.free_buffer().unwrap().is_some() {}
         }
-        let most = (HELD_PAGES_MAX.get() / BUFFER.get()) as isize;
+        let most = (held_pages_max().get() / BUFFER.get()) as isize;
         assert!(witness.out.get() <= most + made, "{} of {most}", witness.out.get());
     }
 

@@ -21,7 +21,6 @@ use track::Moment;
 use super::super::before::Before;
 use super::super::copier::PageSink;
 use super::super::phases::{Phase, Phases};
-use super::super::reserve::FLUSH_FROM;
 use super::budget::Step;
 use super::spaces::Spaces;
 use super::taken::Counts;
@@ -166,10 +165,11 @@ impl Spaces {
 
     /// Returns the number of pages for which buffers are prepared before the final stops. A subject that needs
     /// slices writes much, so several final stops may follow each other. Inside a stop, the allocation of a
-    /// buffer takes longer than the copying of pages into the buffer.
+    /// buffer takes longer than the copying of pages into the buffer. Between two stops, the subject would write
+    /// pages again during the allocation.
     pub(super) fn due_in_last(&self, before: &Before) -> PageCount {
         let due = self.due(before);
-        if self.counts.slices.count > 0 { due.max(FLUSH_FROM + self.budget.pages_max()) } else { due }
+        if self.counts.slices.count > 0 { due + self.budget.pages_max() } else { due }
     }
 
     /// Scans the running subject, and defers the copies of the dirty pages. Returns the number of these pages.
@@ -209,6 +209,8 @@ impl Spaces {
     /// copying continues.
     fn copy_in_slices(&mut self, before: &Before, sink: &dyn PageSink, run: Duration) -> Result<()> {
         let mut progress = Stopwatch::start();
+        // Between two slices, the subject would write pages again during an allocation.
+        sink.prepare(self.deferred(before))?;
         while self.deferred(before) > PageCount(0) {
             sink.prepare(self.deferred(before).min(self.budget.pages_max()))?;
             let mut copied = self.stop_and_copy(before, sink)?;
