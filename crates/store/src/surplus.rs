@@ -6,11 +6,32 @@
 //! checkpoints have not needed is freed.
 //! Does not: limit the number of buffers in use; `pool` does.
 
+use std::sync::OnceLock;
+
 use model::ByteCount;
 use sys::page_buffer::PageBuffer;
 
-/// The maximum memory of all surplus buffers. Slices and the pause of one checkpoint hold at most this much memory.
-const KEPT_MAX: ByteCount = ByteCount(128 << 20);
+/// The maximum memory that the copies of one checkpoint hold. Beyond it, they pass their pages to the sink, and wait for
+/// buffers. A program that rewrites its memory in milliseconds rewrites copied pages during each such wait: with 128 MiB,
+/// a writer of 256 MiB needed four copies of each page, and with 512 MiB less than two.
+const HELD_MAX: ByteCount = ByteCount(512 << 20);
+/// At most one of this many parts of the memory of the machine is held.
+const HELD_SHARE: u64 = 32;
+/// This much may be held on a machine with little memory.
+const HELD_LEAST: ByteCount = ByteCount(128 << 20);
+
+/// Returns the maximum memory that slices, or the pause, of one checkpoint hold in page buffers. As much is kept for the
+/// next checkpoint.
+#[must_use]
+pub fn held_memory_max() -> ByteCount {
+    static HELD: OnceLock<ByteCount> = OnceLock::new();
+    *HELD.get_or_init(|| {
+        let machine = rustix::system::sysinfo();
+        let share = machine.totalram.saturating_mul(machine.mem_unit.into()) / HELD_SHARE;
+        ByteCount(share.clamp(HELD_LEAST.get(), HELD_MAX.get()))
+    })
+}
+
 /// The number of checkpoints after which unneeded buffers are freed.
 const LOOKS: u32 = 16;
 /// The number of buffers that are freed before one checkpoint. Freeing many buffers at once would take too long.
@@ -30,7 +51,7 @@ pub(crate) struct Surplus {
 impl Surplus {
     /// Keeps a buffer, or frees it if too many buffers are kept. The content of a kept buffer is lost.
     pub(crate) fn keep(&mut self, mut buffer: PageBuffer) {
-        if (self.buffers.len() as u64 + 1) * buffer.size().get() <= KEPT_MAX.get() {
+        if (self.buffers.len() as u64 + 1) * buffer.size().get() <= held_memory_max().get() {
             buffer.lend();
             self.buffers.push(buffer);
         }
@@ -88,7 +109,9 @@ mod tests {
     #[test]
     fn the_memory_is_limited() {
         let mut surplus = Surplus::default();
-        (0..140).for_each(|_| surplus.keep(buffer()));
-        assert_eq!(surplus.len(), 64);
+        let most = (held_memory_max().get() / buffer().size().get()) as usize;
+        assert!(most >= 64);
+        (0..most + 10).for_each(|_| surplus.keep(buffer()));
+        assert_eq!(surplus.len(), most);
     }
 }

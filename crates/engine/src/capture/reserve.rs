@@ -7,30 +7,15 @@
 //! Does not: copy.
 
 use std::cell::{Cell, RefCell};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use image::SpaceId;
-use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount};
+use model::{AddressRange, PAGE_BYTES, PageCount};
 use store::{PageBatch, PageSink, Result};
-
-/// The maximum memory that slices or a pause hold. Beyond it, they pass their pages to the sink, and wait for buffers.
-/// A program that rewrites its memory in milliseconds rewrites copied pages during each such wait: with 128 MiB, a
-/// writer of 256 MiB needed four copies of each page, and with 512 MiB less than two.
-const HELD_MAX: ByteCount = ByteCount(512 << 20);
-/// At most one of this many parts of the memory of the machine is held.
-const HELD_SHARE: u64 = 32;
-/// This much may be held on a machine with little memory.
-const HELD_LEAST: ByteCount = ByteCount(128 << 20);
 
 /// Returns the maximum number of pages that slices or a pause hold.
 fn held_pages_max() -> PageCount {
-    static PAGES: OnceLock<PageCount> = OnceLock::new();
-    *PAGES.get_or_init(|| {
-        let machine = rustix::system::sysinfo();
-        let share = machine.totalram.saturating_mul(machine.mem_unit.into()) / HELD_SHARE;
-        PageCount(share.clamp(HELD_LEAST.get(), HELD_MAX.get()) / PAGE_BYTES)
-    })
+    PageCount(store::held_memory_max().get() / PAGE_BYTES)
 }
 
 /// Returns the number of held pages that ends a series of last stops. A last stop tries to capture all remaining state.
