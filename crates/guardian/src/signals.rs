@@ -177,7 +177,10 @@ pub(crate) fn has_terminal() -> bool {
 /// Another process that continues this process before [`Self::take_effect`] therefore has a running process, and not
 /// one that stops afterwards.
 #[derive(PartialEq, Eq, Debug)]
-pub(crate) struct PendingStop(());
+pub(crate) struct PendingStop {
+    /// Whether this process ignores the signal, so that nothing is pending.
+    is_ignored: bool,
+}
 
 impl PendingStop {
     /// Must be called while the stop signals are blocked (see [`Signals::take`]).
@@ -186,15 +189,21 @@ impl PendingStop {
     }
 
     fn with(signal: Signal) -> Result<Self> {
-        sys::signal::send(Pid(std::process::id() as i32), signal)?;
-        Ok(Self(()))
+        let is_ignored = ignored()? & bit(signal) != 0;
+        sys::signal::send(own_pid(), signal)?;
+        Ok(Self { is_ignored })
     }
 
-    /// Stops this process until it receives SIGCONT. Returns immediately after a SIGCONT since [`Self::new`], and where
-    /// the kernel ignores stop signals: in an orphaned process group, and if this process ignored them at its start.
+    /// Stops this process until it receives SIGCONT. Returns immediately after a SIGCONT since [`Self::new`], and in an
+    /// orphaned process group, where the kernel ignores stop signals.
     pub(crate) fn take_effect(self) -> Result<()> {
+        if self.is_ignored {
+            sys::signal::send(own_pid(), STOP)?;
+        }
         let blocked = sys::signal::unblock(bits(&STOPPING))?;
         sys::signal::block(blocked & bits(&STOPPING))?;
+        // A stop signal that arrives from now on is another request.
+        std::mem::forget(self);
         Ok(())
     }
 }
@@ -204,6 +213,10 @@ impl Drop for PendingStop {
         // An error means that nothing is pending that could be discarded.
         while let Ok(Some(_)) = sys::signal::take(bits(&STOPPING)) {}
     }
+}
+
+fn own_pid() -> Pid {
+    Pid(std::process::id() as i32)
 }
 
 fn bits(signals: &[Signal]) -> u64 {

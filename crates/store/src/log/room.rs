@@ -2,7 +2,8 @@
 //!
 //! Owns: the size of the log on the device, and its comparison with the maximum size.
 //! Invariants: before the log grows by a segment beyond its maximum size, all old checkpoints that may be dropped are
-//! dropped, and their segments are removed. Exception: while a stopped subject waits for a buffer, nothing is awaited. An old checkpoint is dropped only after a newer checkpoint is durable.
+//! dropped, and their segments are removed. Exception: while a stopped subject
+//! waits for a buffer, nothing is awaited. An old checkpoint is dropped only after a newer checkpoint is durable.
 //! Does not: fail a checkpoint. A checkpoint that does not fit is written nevertheless.
 //!
 //! The segments on the device are: those of the kept checkpoints, those of the open epoch (the checkpoint in progress),

@@ -258,7 +258,7 @@ mod tests {
         }
     }
     #[test]
-    fn a_panic_during_a_copy_fails_the_copy_and_nobody_waits_for_it() {
+    fn a_panic_during_a_copy_fails_the_copy_without_a_wait() {
         let Ok(worker_pool) = WorkerPool::new(NonZeroUsize::MIN, &[]) else { return };
         let mut together = Together::new(&worker_pool);
         let buffer = PageBuffer::new(ByteCount(PAGE_BYTES)).unwrap();

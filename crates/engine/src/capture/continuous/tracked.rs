@@ -88,7 +88,11 @@ impl Tracked {
             RemoteSession::begin_with(leader, &process.space.context(), track::ATTACH_CAPACITY)?;
         let tracker = attach(&mut session)?;
         session.end()?;
-        Ok(Self {
+        Ok(Self::new(process, tracker))
+    }
+
+    fn new(process: &Process, tracker: Box<dyn Tracker>) -> Self {
+        Self {
             key: process.stat.key(),
             space: process.space.id,
             tracker,
@@ -99,7 +103,7 @@ impl Tracked {
             hot: HotPages::new(),
             granularity: NonZeroU64::MIN,
             grouped: Vec::new(),
-        })
+        }
     }
 
     /// Reports whether the tracker belongs to the present program of the process.
@@ -363,15 +367,15 @@ mod tests {
 
     impl Tracker for Unasked {
         fn kind(&self) -> &'static dyn TrackerKind {
-            unreachable!()
+            unreachable!("copies do not use the tracker")
         }
 
         fn cover(&mut self, _: &[Mapping]) -> std::result::Result<&Covered, TrackError> {
-            unreachable!()
+            unreachable!("copies do not use the tracker")
         }
 
         fn scan(&mut self, _: Moment, _: &mut DirtyPages) -> std::result::Result<(), TrackError> {
-            unreachable!()
+            unreachable!("copies do not use the tracker")
         }
     }
 
@@ -416,18 +420,7 @@ mod tests {
         let range = AddressRange::new(start, Address(start.get() + PAGES * PAGE_BYTES));
         let worker_pool = WorkerPool::new(std::num::NonZeroUsize::MIN, &[]).ok();
         for workers in [None, worker_pool.as_ref()] {
-            let mut tracked = Tracked {
-                key: process.stat.key(),
-                space: SpaceId(1),
-                tracker: Box::new(Unasked),
-                covered: RangeSet::new(),
-                guards: RangeSet::new(),
-                unread: RangeSet::new(),
-                deferred: Deferred::default(),
-                hot: HotPages::new(),
-                granularity: NonZeroU64::MIN,
-                grouped: Vec::new(),
-            };
+            let mut tracked = Tracked::new(&process, Box::new(Unasked));
             tracked.deferred.extend(std::iter::once(range));
             let over = Some(Deadline::after(Duration::ZERO));
             let mut left = PAGES;
