@@ -430,9 +430,12 @@ fn messages_of_undying_in_the_standard_error_of_the_program_are_no_conflict() {
             continue;
         }
         let parts = std::fs::read_dir(lab.store().join("job/aside")).unwrap();
-        let kept: Vec<Vec<u8>> =
-            parts.map(|part| std::fs::read(part.unwrap().path().join("bytes")).unwrap()).collect();
-        assert_eq!(kept, [message], "the message is kept");
+        let kept: Vec<String> =
+            parts.map(|part| std::fs::read_to_string(part.unwrap().path().join("bytes")).unwrap()).collect();
+        let [kept] = &*kept else { panic!("one file is kept, not {kept:?}") };
+        // On a busy machine, the guardian has said before that its checkpoints cost too much.
+        assert!(kept.ends_with(str::from_utf8(message).unwrap()), "{kept}");
+        assert!(kept.lines().all(|line| line.starts_with("undying: ") || line.starts_with("help: ")), "{kept}");
     }
 }
 
