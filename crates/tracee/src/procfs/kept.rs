@@ -69,7 +69,8 @@ impl Permit {
     pub fn new() -> Option<Self> {
         let max = files_max();
         let more = |open: usize| (open < max).then_some(open + 1);
-        OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then_some(Self(()))
+        // A refused permit must not exist even for a moment: its drop would count one permit less.
+        OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then(|| Self(()))
     }
 
     /// Reports whether more files are open than now permitted: more descriptors were reserved since.
@@ -316,6 +317,15 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+
+    #[test]
+    fn a_refused_permit_lets_no_other_one_in() {
+        let all: Vec<Permit> = std::iter::from_fn(Permit::new).collect();
+        assert!(!all.is_empty());
+        // Another test may return some permits meanwhile.
+        let more = (0..1000).filter_map(|_| Permit::new()).collect::<Vec<_>>();
+        assert!(more.len() < 100, "{} more", more.len());
+    }
 
     #[test]
     fn an_open_file_tells_what_is_so_now_and_an_ended_thread_is_an_error() {
