@@ -145,6 +145,12 @@ fn tell_stored(subject: &SubjectReport) -> std::io::Result<()> {
             stored.kept,
             print::bytes(max)
         ))?;
+        if subject.store_bytes > max {
+            say(format_args!(
+                "{name}: the store needs {} now, more than this limit: at least two checkpoints are kept",
+                print::bytes(subject.store_bytes)
+            ))?;
+        }
     }
     Ok(())
 }

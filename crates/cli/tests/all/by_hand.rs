@@ -435,7 +435,10 @@ fn messages_of_undying_in_the_standard_error_of_the_program_are_no_conflict() {
         let [kept] = &*kept else { panic!("one file is kept, not {kept:?}") };
         // On a busy machine, the guardian has said before that its checkpoints cost too much.
         assert!(kept.ends_with(str::from_utf8(message).unwrap()), "{kept}");
-        assert!(kept.lines().all(|line| line.starts_with("undying: ") || line.starts_with("help: ")), "{kept}");
+        assert!(
+            kept.lines().all(|line| line.starts_with("undying: ") || line.starts_with("help: ")),
+            "{kept}"
+        );
     }
 }
 

@@ -145,3 +145,23 @@ fn fewer_checkpoints_are_kept_if_the_store_would_be_too_large() {
     guarded.await_incarnation(1);
     assert_eq!(guarded.end(), 0);
 }
+
+/// Two checkpoints of this program do not fit.
+#[test]
+fn a_store_that_needs_more_than_its_limit_says_so() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let words = ["--every", "20ms", "--cost-max", "off", "--files", "keep", "--store-max", "1MiB"];
+    let guarded = Guarded::run(&lab, &words, WIDE_WRITER);
+    guarded.await_checkpoints(5);
+    until("the message", || {
+        let said = lab.say(["status"]);
+        said.stdout.contains("more than this limit: at least two checkpoints are kept").then_some(())
+    });
+    assert!(guarded.status()["stored"]["kept"].as_u64() >= Some(2));
+    guarded.kill();
+    guarded.await_incarnation(1);
+    assert_eq!(guarded.end(), 0);
+}
