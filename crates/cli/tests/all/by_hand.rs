@@ -15,7 +15,7 @@ use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
-use crate::common::{Lab, Said, compiled, copy_program, supported, until, wait};
+use crate::common::{Lab, Said, compiled, copy_program, holders_of, supported, until, wait};
 
 /// The time in which a restored subject makes many steps.
 const SOME_STEPS: Duration = Duration::from_millis(150);
@@ -189,21 +189,6 @@ impl Drop for Keeping<'_> {
         let _ = self.guardian.kill();
         let _ = self.guardian.wait();
     }
-}
-
-/// Returns the fd holders of a guardian.
-fn holders_of(guardian: ProcessId) -> Vec<ProcessId> {
-    let threads = std::fs::read_dir(format!("/proc/{}/task", guardian.pid())).unwrap();
-    let children = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("children")));
-    let children: String = children.map(|children| children.unwrap() + " ").collect();
-    let pids = children.split_whitespace().map(|pid| Pid(pid.parse().unwrap()));
-    let is_holder = |pid: &Pid| {
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
-        name.is_ok_and(|name| ["undying-holder\n", "undying-spare\n"].contains(&&*name))
-    };
-    let holders: Vec<ProcessId> = pids.filter(is_holder).map(|pid| ProcessId::of(pid).unwrap()).collect();
-    assert_eq!(holders.len(), 2);
-    holders
 }
 
 /// Returns the files of a directory: inode, change time and content.

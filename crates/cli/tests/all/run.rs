@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::common::{Counter, Lab, supported, until, wait};
+use crate::common::{Counter, Lab, holders_of, supported, until, wait};
 
 /// Maximum number of poisonings. A poisoning is repeated until a checkpoint contains the poison, because checkpoints
 /// may be late on a loaded machine.
@@ -496,4 +496,35 @@ fn a_guardian_that_may_not_write_large_files_goes_on_without_checkpoints() {
     counter.goes_on(100);
     assert_eq!(ignored(&counter) & OF_WRITES, handed_on(), "the subject has what it was given");
     assert_eq!(end(&lab, guardian), 143);
+}
+
+/// Returns the processor time of a process.
+fn cpu_time(process: testkit::ProcessId) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+}
+
+/// The holders keep descriptors for more listeners than the limit allows descriptors.
+#[test]
+fn helpers_sleep_and_end_although_few_descriptors_are_allowed() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let line: Vec<String> = lab.counter_words(&[]);
+    let script = r#"ulimit -n 200; exec "$0" --store "$1" run --name job --every 50ms -- "$2" "$3""#;
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_undying")]).arg(lab.store()).args(line);
+    let guardian = lab.detached(&mut command).spawn().unwrap();
+    wait_for_checkpoints(&lab, 1);
+    let holders = holders_of(testkit::ProcessId::of(model::Pid(guardian.id() as i32)).unwrap());
+    let spent = || holders.iter().map(|holder| cpu_time(*holder)).sum::<Duration>();
+    let before = spent();
+    std::thread::sleep(Duration::from_millis(500));
+    let spent = spent() - before;
+    assert!(spent < Duration::from_millis(100), "{spent:?} of processor time in half a second");
+    assert_eq!(end(&lab, guardian), 143);
+    until("the end of the holders", || holders.iter().all(|holder| !holder.is_alive()).then_some(()));
 }

@@ -355,13 +355,22 @@ impl Holder {
         let mut waits = [none; HELD_MAX + 2];
         waits[0] = libc::pollfd { fd: process, events: libc::POLLIN, revents: 0 };
         waits[1] = libc::pollfd { fd: self.socket, events: libc::POLLIN, revents: 0 };
-        for (wait, held) in waits[2..].iter_mut().zip(&self.held) {
-            let fd = held.as_ref().map_or(-1, |held| held.listener.as_fd().as_raw_fd());
-            *wait = libc::pollfd { fd, events: of_listeners, revents: 0 };
+        // poll(2) refuses more structures than this process may have descriptors, even if they are empty. So there is
+        // one structure for each listener, and no empty one.
+        let mut places = [None; HELD_MAX];
+        let mut length = 2;
+        for (place, held) in places.iter_mut().zip(&self.held) {
+            if let Some(held) = held {
+                let fd = held.listener.as_fd().as_raw_fd();
+                waits[length] = libc::pollfd { fd, events: of_listeners, revents: 0 };
+                *place = Some(length);
+                length += 1;
+            }
         }
         // SAFETY: the kernel reads and writes the structures of the live array.
-        let count = unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, limit_ms) };
-        let of = |wanted: fn(i16) -> bool| std::array::from_fn(|index| wanted(waits[index + 2].revents));
+        let count = unsafe { libc::poll(waits.as_mut_ptr(), length as libc::nfds_t, limit_ms) };
+        let of =
+            |wanted: fn(i16) -> bool| places.map(|place| place.is_some_and(|at| wanted(waits[at].revents)));
         Ready {
             process: waits[0].revents != 0,
             socket: waits[1].revents != 0,

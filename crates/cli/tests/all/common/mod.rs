@@ -327,3 +327,18 @@ pub(crate) fn supported() -> bool {
     }
     true
 }
+
+/// Returns the fd holders of a guardian.
+pub fn holders_of(guardian: ProcessId) -> Vec<ProcessId> {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", guardian.pid())).unwrap();
+    let children = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("children")));
+    let children: String = children.map(|children| children.unwrap() + " ").collect();
+    let pids = children.split_whitespace().map(|pid| Pid(pid.parse().unwrap()));
+    let is_holder = |pid: &Pid| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        name.is_ok_and(|name| ["undying-holder\n", "undying-spare\n"].contains(&&*name))
+    };
+    let holders: Vec<ProcessId> = pids.filter(is_holder).map(|pid| ProcessId::of(pid).unwrap()).collect();
+    assert_eq!(holders.len(), 2);
+    holders
+}
