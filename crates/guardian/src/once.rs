@@ -307,13 +307,19 @@ fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Re
     }
 }
 
+/// After a hangup of the terminal, the subject gets this time to end by itself. A program that reads from the terminal
+/// sees its end. A SIGHUP while such a program saves its data would end it at once (Emacs).
+const HANGUP_WAIT: Duration = Duration::from_millis(500);
+
 /// Passes a signal that this process has received on to the subject.
 pub(crate) fn hand_on(request: Request, subject: &Subject) -> Result<()> {
     match request {
         Request::Child => Ok(()),
         Request::PassOn(signal) => subject.signal(signal),
-        // The terminal has sent the signal to the whole group.
-        Request::End { from_terminal, .. } if from_terminal && signals::shares_group(subject.pid()) => Ok(()),
+        Request::End { is_of_group: true, .. } if signals::shares_group(subject.pid()) => Ok(()),
+        Request::End { signal, from_terminal: true, .. } if signal == signals::HUP => {
+            subject.ask_to_end_after(HANGUP_WAIT, signal)
+        }
         Request::End { signal, .. } => subject.ask_to_end(signal),
     }
 }

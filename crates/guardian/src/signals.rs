@@ -78,9 +78,9 @@ pub(crate) enum Arrived {
 /// The meaning of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Request {
-    /// The subject is asked to end. With `from_terminal`, a subject in our process group has already received the
-    /// signal. The subject may continue, for example if Ctrl-C ends only the current task of the program.
-    End { signal: Signal, from_terminal: bool },
+    /// The subject is asked to end. With `is_of_group`, a subject in our process group has already received the signal.
+    /// The subject may continue, for example if Ctrl-C ends only the current task of the program.
+    End { signal: Signal, from_terminal: bool, is_of_group: bool },
     /// Pass the signal on to the subject.
     PassOn(Signal),
     /// A child has changed its state.
@@ -131,7 +131,11 @@ impl Signals {
         Ok(Some(Arrived::Request(if signal == CHLD {
             Request::Child
         } else if ENDING.contains(&signal) {
-            Request::End { signal, from_terminal: is_from_terminal(received) }
+            Request::End {
+                signal,
+                from_terminal: is_from_terminal(received),
+                is_of_group: is_of_group(received),
+            }
         } else {
             Request::PassOn(signal)
         })))
@@ -159,6 +163,22 @@ impl Signals {
 /// for the terminal driver.
 const fn is_from_terminal(received: Received) -> bool {
     received.code > 0
+}
+
+/// Reports whether all processes of our process group have received a signal.
+fn is_of_group(received: Received) -> bool {
+    let leader = sys::session::of(own_pid()).ok();
+    if received.signal != HUP {
+        return is_from_terminal(received);
+    }
+    match received.sender {
+        // A hangup of the terminal goes only to the leader of the session. The end of the leader, and the end of the
+        // last process that could continue a stopped group, go to the group.
+        None => leader != Some(own_pid()),
+        // After a hangup, a shell sends SIGHUP to the groups of its jobs. A second SIGHUP would end a program that saves
+        // its data at the first one (Emacs).
+        Some(sender) => leader == Some(sender) && !has_terminal(),
+    }
 }
 
 /// Reports whether the subject is in our process group, so that signals of the terminal reach the subject too.

@@ -22,6 +22,8 @@ use crate::signals::CONT;
 /// Time limit for the parent of an adopted subject to reap the root. Some init programs reap only every one or two
 /// seconds.
 const PARENT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Poll interval of the wait for the end of a subject after a hangup.
+const HANGUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Poll interval of the wait for this parent.
 const PARENT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -118,6 +120,27 @@ impl Subject {
             // A process that has ended meanwhile needs no signal.
             let _ = sys::signal::send(pid, CONT);
         }
+        Ok(())
+    }
+
+    /// Does the same as [`Self::ask_to_end`] after some time, unless the process has ended by then. Does not wait.
+    pub(crate) fn ask_to_end_after(&self, time: Duration, signal: Signal) -> Result<()> {
+        let handle = self
+            .handle
+            .try_clone()
+            .map_err(|error| Error::process("keep a handle of", self.key.pid, error))?;
+        let later = Self { key: self.key, handle, is_child: false };
+        crate::signals::in_background("undying-hangup", move || {
+            let deadline = Deadline::after(time);
+            while !later.has_ended() {
+                if deadline.has_passed() {
+                    // A process that has ended meanwhile needs no signal.
+                    let _ = later.ask_to_end(signal);
+                    return;
+                }
+                std::thread::sleep(HANGUP_POLL_INTERVAL);
+            }
+        })?;
         Ok(())
     }
 

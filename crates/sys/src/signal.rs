@@ -76,6 +76,8 @@ pub struct Received {
     pub signal: Signal,
     /// The origin of the signal (`si_code`). Above zero, the kernel sent the signal.
     pub code: i32,
+    /// The process that sent the signal, unless the kernel sent it.
+    pub sender: Option<Pid>,
 }
 
 /// Receives the next pending signal of a set of blocked signals. Returns `None` if no signal of the set is pending. Bit
@@ -97,8 +99,11 @@ pub fn take(signals: u64) -> Result<Option<Received>> {
         };
         if taken > 0 {
             // SAFETY: all bytes are initialized, and any bytes are a valid siginfo_t.
-            let code = unsafe { information.assume_init() }.si_code;
-            return Ok(Some(Received { signal: Signal(taken as i32), code }));
+            let information = unsafe { information.assume_init() };
+            let code = information.si_code;
+            // SAFETY: with a code of a process (kill, tgkill, sigqueue), the kernel has set the pid.
+            let sender = (code <= 0).then(|| Pid(unsafe { information.si_pid() }));
+            return Ok(Some(Received { signal: Signal(taken as i32), code, sender }));
         }
         match Errno::last() {
             Errno::EAGAIN => return Ok(None),

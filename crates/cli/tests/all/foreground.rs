@@ -348,3 +348,59 @@ fn a_restored_program_learns_the_size_of_its_window() {
     terminal.expect(PROMPT);
     terminal.is_usable(PROMPT);
 }
+
+/// Records each SIGHUP, and ends 0.5 s after the first one, as a program that saves its data.
+const SAVES_AT_HANGUP: &str = r"
+import os, signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+end = None
+open('ready', 'w').close()
+while end is None or time.monotonic() < end:
+    if signal.sigtimedwait([signal.SIGHUP], 0.1):
+        with open('hangups', 'a') as saved:
+            saved.write('one\n')
+        end = end or time.monotonic() + 0.5
+raise SystemExit(1)
+";
+
+/// Starts the program under a guardian in a terminal, and hangs up. Returns what the program has saved. `guardian` are
+/// the words before the command.
+fn saved_at_hangup(lab: &Lab, guardian: &str) -> String {
+    std::fs::write(lab.path("saves.py"), SAVES_AT_HANGUP).unwrap();
+    let mut terminal = Terminal::open(lab);
+    terminal.send(&format!("{guardian} python3 saves.py\n"));
+    until("the program", || lab.path("ready").exists().then_some(()));
+    until("checkpoints", || {
+        let status = lab.json(&["status", "job"]);
+        (status[0]["checkpoints"].as_u64()? >= 2).then_some(())
+    });
+    terminal.hang_up();
+    until("the end of the program", || {
+        let is_it = |process: &ProcessId| {
+            let words = std::fs::read_to_string(format!("/proc/{}/cmdline", process.pid()));
+            words.is_ok_and(|words| words.contains("saves.py"))
+        };
+        (!lab.guard.marked().iter().any(is_it)).then_some(())
+    });
+    std::fs::read_to_string(lab.path("hangups")).unwrap_or_default()
+}
+
+/// A hangup reaches the leader of the session, which is `undying` itself after an `exec`. A shell passes it on to the
+/// groups of its jobs, and its own end sends them another one.
+#[test]
+fn a_program_hears_of_a_hangup_as_without_undying_and_keeps_what_it_has_saved() {
+    for (exec, most) in [("", 2), ("exec", 1)] {
+        if !supported() {
+            return;
+        }
+        let lab = Lab::new();
+        let run = "\"$UNDYING\" --store \"$STORE\" run --name job --every 50ms --";
+        let saved = saved_at_hangup(&lab, &format!("{exec} {run}"));
+        assert!((1..=most).contains(&saved.lines().count()), "{exec}: {saved:?}");
+        let status = until("the end", || {
+            let status = lab.json(&["status", "job"]);
+            (status[0]["state"] == "ended").then_some(status)
+        });
+        assert_eq!(status[0]["restarts"], 0, "{exec}");
+    }
+}

@@ -207,7 +207,7 @@ impl Host {
     /// Ends a subject: sends the signal to its root, and then ends the run. A subject that is still being started gets
     /// the signal as soon as it runs.
     pub(crate) fn end(&mut self, id: SubjectId, signal: Signal) {
-        let request = Request::End { signal, from_terminal: false };
+        let request = Request::End { signal, from_terminal: false, is_of_group: false };
         match self.guards.get_mut(&id) {
             Some(guarded) => guarded.take_signal(request, &self.shared.clock),
             None => self.early.push((Some(id), request)),

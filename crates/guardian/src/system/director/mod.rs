@@ -407,7 +407,7 @@ impl Director for SystemDirector<'_> {
 
     /// Takes every signal.
     fn takes(&mut self, signal: Request) -> bool {
-        let is_hangup = matches!(signal, Request::End { signal: HUP, from_terminal: false });
+        let is_hangup = matches!(signal, Request::End { signal: HUP, from_terminal: false, .. });
         if is_hangup && !has_terminal() {
             self.asked.reload = true;
         } else if matches!(signal, Request::End { .. }) {
