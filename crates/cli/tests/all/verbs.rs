@@ -469,6 +469,47 @@ fn preflight_compares_many_descriptors_in_less_than_quadratic_time() {
     program.wait().unwrap();
 }
 
+/// A program that uses the highest number that the limit on descriptors allows, as bash and valgrind do.
+const HIGHEST: &str = r#"
+import os, time
+os.dup2(os.open("data", os.O_RDWR | os.O_CREAT), 299)
+print("ready", flush=True)
+while os.pread(299, 4, 0) != b"stop":
+    time.sleep(0.01)
+print("stopped", flush=True)
+"#;
+
+#[test]
+fn a_program_that_uses_the_highest_descriptor_is_restored() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let limited = |words: &[&str]| {
+        let mut command = Command::new("prlimit");
+        command.arg("--nofile=300:300").args(words);
+        command
+    };
+    let mut command = limited(&["setsid", "python3", "-c", HIGHEST]);
+    let mut program = lab.detached(&mut command).current_dir(lab.path("")).spawn().unwrap();
+    until("the program", || {
+        std::fs::read_to_string(lab.path("stdout")).ok().filter(|said| said.ends_with("ready\n"))
+    });
+    let (own, image, pid) = (env!("CARGO_BIN_EXE_undying"), lab.path("image"), program.id().to_string());
+    let image = image.to_str().unwrap();
+    let call = |words: &[&str]| {
+        let output = lab.guard.mark(&mut limited(words)).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    call(&[own, "checkpoint", &pid, "--kill", "--image", image]);
+    program.wait().unwrap();
+    call(&[own, "restore", "--detach", image]);
+    std::fs::write(lab.path("data"), "stop").unwrap();
+    until("the end of the restored program", || {
+        std::fs::read_to_string(lab.path("stdout")).ok().filter(|said| said.ends_with("stopped\n"))
+    });
+}
+
 #[test]
 fn a_system_file_is_checked_and_nothing_is_started() {
     let lab = Lab::new();

@@ -108,7 +108,7 @@ pub(super) fn open(
     let opener = Opener::default().holding(mapped.into()).preferring_paths(given.prefers_paths);
     let holders = Holders::of(plan, opener)?;
     let unfinished = Unfinished(plan.objects.clone());
-    let above = plan.highest_descriptor() + 1;
+    let numbers = plan.descriptor_numbers();
     let mut objects = HashMap::new();
     let mut readable = HashMap::new();
     let kept = given.kept.clone();
@@ -122,13 +122,13 @@ pub(super) fn open(
     }
     for object in &plan.objects {
         let kind = kind_of(object)?;
-        let file = lift(kind.open(object, holders.object(object.id))?, above)?;
+        let file = lift(kind.open(object, holders.object(object.id))?, &numbers)?;
         if kind.makes_objects() {
             let copy = file.try_clone().map_err(|error| Error::new("duplicate a descriptor", error))?;
             creation.objects.insert(object.inode, copy);
         }
         if is_writable(&file) {
-            readable.insert(object.id, lift(reopen_readable(&file)?, above)?);
+            readable.insert(object.id, lift(reopen_readable(&file)?, &numbers)?);
         }
         objects.insert(object.id, file);
     }
@@ -140,7 +140,7 @@ pub(super) fn open(
         // A kind may create a description in its `connect` step, which comes later.
         let Some(file) = created.remove(&id) else { continue };
         envelope.apply(file.as_fd(), handed_on.contains(&id))?;
-        descriptions.insert(id, lift(file, above)?);
+        descriptions.insert(id, lift(file, &numbers)?);
     }
     let vacated = kept.vacated.clone();
     Ok(OpenFiles {
@@ -251,12 +251,30 @@ fn records_of_kinds(
     fd::REGISTRY.iter().map(records_of).filter(|(_, records)| !records.is_empty())
 }
 
-fn lift(file: OwnedFd, above: i32) -> Result<OwnedFd> {
-    if file.as_raw_fd() >= above {
+/// Moves a descriptor to a number that no process of the plan uses, so that [`install`] does not overwrite it.
+fn lift(file: OwnedFd, numbers: &BTreeSet<i32>) -> Result<OwnedFd> {
+    if !numbers.contains(&file.as_raw_fd()) {
         return Ok(file);
     }
-    rustix::io::fcntl_dupfd_cloexec(&file, above)
-        .map_err(|errno| Error::new(format!("move a descriptor above {above}"), errno).into())
+    let highest = numbers.last().copied().unwrap_or(0);
+    let moved = rustix::io::fcntl_dupfd_cloexec(&file, highest.saturating_add(1));
+    if let Ok(moved) = moved {
+        return Ok(moved);
+    }
+    // The program uses numbers directly below the limit (bash, valgrind). There may be room below them.
+    let mut from = 0;
+    loop {
+        // EINVAL means that the number is above the limit.
+        let moved = rustix::io::fcntl_dupfd_cloexec(&file, from).map_err(|errno| match errno {
+            rustix::io::Errno::INVAL => rustix::io::Errno::MFILE,
+            errno => errno,
+        });
+        let moved = moved.map_err(|errno| Error::new("find a number for a descriptor", errno))?;
+        if !numbers.contains(&moved.as_raw_fd()) {
+            return Ok(moved);
+        }
+        from = moved.as_raw_fd() + 1;
+    }
 }
 
 /// Calls `lead` of each kind for a new session leader. `lead` sets the state that the children of the session

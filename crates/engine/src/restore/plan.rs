@@ -4,6 +4,7 @@
 //! Invariants: if a record is not consumed, the restore is refused, and the error names the record.
 //! Does not: open files, or create mappings or processes.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use image::{Owner, RecordSet, SpaceId};
@@ -158,9 +159,9 @@ impl Plan {
         self.living().find(|process| process.message.space == space.0)
     }
 
-    /// Returns the highest fd in any process.
-    pub(super) fn highest_descriptor(&self) -> i32 {
-        self.processes.iter().flat_map(|process| &process.descriptors).map(|row| row.fd).max().unwrap_or(2)
+    /// Returns the numbers of all descriptors, in any process.
+    pub(super) fn descriptor_numbers(&self) -> BTreeSet<i32> {
+        self.processes.iter().flat_map(|process| &process.descriptors).map(|row| row.fd).collect()
     }
 
     /// Refuses objects of kinds that this version does not support, and records with impossible values.
