@@ -34,5 +34,10 @@ pub(crate) fn rate(subject: &SubjectReport) -> String {
     }
     // With one digit, a rate below one checkpoint in ten seconds would be shown as 0.0.
     let digits = if subject.facts.requested_hz < 0.1 { 3 } else { 1 };
-    format!("{:.digits$}/{:.digits$} Hz", subject.facts.achieved_hz, subject.facts.requested_hz)
+    let requested = subject.facts.requested_hz;
+    match subject.facts.achieved_hz {
+        // Before the second checkpoint, the rate is unknown.
+        0.0 => format!("-/{requested:.digits$} Hz"),
+        achieved => format!("{achieved:.digits$}/{requested:.digits$} Hz"),
+    }
 }

@@ -59,6 +59,10 @@ impl ExitCode {
     }
 }
 
+/// The advice after EMFILE.
+pub(crate) const MORE_DESCRIPTORS: &str =
+    "run `undying` with a higher limit on open files (`ulimit -Hn`) than the program has open";
+
 impl GuardianError {
     /// Returns the exit code of a command that failed with this error.
     #[must_use]
@@ -119,8 +123,6 @@ impl GuardianError {
     #[must_use]
     pub fn advice(&self) -> Option<&'static str> {
         const MISSING: &str = "`undying doctor` tells which permission or kernel feature is missing";
-        const DESCRIPTORS: &str =
-            "run `undying` with a higher limit on open files (`ulimit -Hn`) than the program has open";
         const REPORT: &str =
             "try again; if the error remains, report it with this message and `undying doctor --json`";
         let message = self.to_string();
@@ -129,7 +131,7 @@ impl GuardianError {
             return None;
         }
         if message.contains(&Errno::EMFILE.to_string()) {
-            return Some(DESCRIPTORS);
+            return Some(MORE_DESCRIPTORS);
         }
         Some(if self.exit_code() == ExitCode::Missing { MISSING } else { REPORT })
     }

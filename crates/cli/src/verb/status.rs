@@ -90,15 +90,18 @@ impl Verb for Status {
             let is_new = |told: &&RefusalReport| !subject.is_unprotected_because(&told.reason);
             for slow in subject.facts.held_back.iter().filter(is_new) {
                 say(format_args!(
-                    "{}: {} checkpoints were taken late: {}",
-                    subject.facts.name, slow.count, slow.reason
+                    "{}: {} taken late: {}",
+                    subject.facts.name,
+                    checkpoints_were(slow.count),
+                    slow.reason
                 ))?;
             }
             for refusal in subject.facts.refusals.iter().filter(is_new) {
                 let reason = guardian::headline(&refusal.reason);
                 say(format_args!(
-                    "{}: {} checkpoints were not taken: {reason}",
-                    subject.facts.name, refusal.count
+                    "{}: {} not taken: {reason}",
+                    subject.facts.name,
+                    checkpoints_were(refusal.count)
                 ))?;
             }
         }
@@ -126,14 +129,19 @@ fn tell_slices(subject: &SubjectReport) -> std::io::Result<()> {
     }
     if subject.state.is_watched() && slices.count > 0 {
         say(format_args!(
-            "{name}: the last checkpoint needed {} stops of at most {}, {} in total: the program writes to pages faster than \
-             they can be copied in one pause",
+            "{name}: the last checkpoint needed {} more {} of at most {}, {} in total: the program writes to pages faster \
+             than they can be copied in one pause",
             slices.count,
+            if slices.count == 1 { "stop" } else { "stops" },
             time(slices.longest_us),
             time(slices.total_us)
         ))?;
     }
     Ok(())
+}
+
+fn checkpoints_were(count: u64) -> String {
+    if count == 1 { "1 checkpoint was".to_owned() } else { format!("{count} checkpoints were") }
 }
 
 /// Reports that fewer checkpoints are kept than requested.

@@ -73,6 +73,21 @@ fn a_reload_starts_what_is_new_ends_what_is_gone_and_touches_nothing_else() {
 }
 
 #[test]
+fn a_reload_names_the_keys_that_wait_for_a_restart() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(&component("a", "policy = \"checkpointed\"\nevery = \"200ms\""));
+    system.await_state("a", "ready");
+    system.rewrite(&component("a", "policy = \"checkpointed\"\nevery = \"300ms\""));
+    let said = system.call(&["reload"]);
+    let expected = "a: follows after its next `restart` the new every";
+    assert!(said.code == Some(0) && said.stderr.contains(expected), "{said:?}");
+    assert_eq!(system.status("a")["requested_hz"], 5.0);
+    assert_eq!(system.down(), Some(0));
+}
+
+#[test]
 fn a_file_with_mistakes_or_of_another_system_is_refused_and_changes_nothing() {
     if !supported() {
         return;

@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use model::Escaped;
 use supervise::{ChangedFiles, Fault, SubjectStatus};
+use sys::Errno;
 
 use super::reason::{headline, one_line, seconds, too_old};
 use super::{CheckpointEvent, RunEvent};
+use crate::exit::MORE_DESCRIPTORS;
 use crate::files::FilesReport;
 
 const CHILDREN_UNSEEN: &str =
@@ -412,7 +414,11 @@ fn of_checkpoints(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             let shown = if f.alternate() { examples.as_slice() } else { &[] };
             shown.iter().try_for_each(|example| write!(f, "\n  {example}"))
         }
-        RunEvent::Refused { reason } => write!(f, "no checkpoint: {}", shown(reason, f)),
+        RunEvent::Refused { reason } => {
+            write!(f, "no checkpoint: {}", shown(reason, f))?;
+            let is_unhelpful = reason.contains(&Errno::EMFILE.to_string()) && !reason.contains("help:");
+            if f.alternate() && is_unhelpful { write!(f, "\nhelp: {MORE_DESCRIPTORS}") } else { Ok(()) }
+        }
         RunEvent::Resumed { seq } => write!(f, "checkpoint {seq} could be taken again"),
         RunEvent::Dropped { seq } => write!(f, "checkpoint {seq} was still being written and is dropped"),
         RunEvent::CheckpointsLate { age_us, reason } => {
