@@ -404,3 +404,31 @@ fn a_program_hears_of_a_hangup_as_without_undying_and_keeps_what_it_has_saved() 
         assert_eq!(status[0]["restarts"], 0, "{exec}");
     }
 }
+
+/// The program and its guardian ignore the hangup. The terminal cannot come back.
+#[test]
+fn files_are_not_rolled_back_to_a_checkpoint_whose_terminal_is_gone() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut terminal = Terminal::open(&lab);
+    let program = "exec 3<> /dev/tty; while :; do echo line >> data; sleep 0.02; done";
+    terminal.send(&format!(
+        "(trap '' HUP; exec \"$UNDYING\" --store \"$STORE\" run --name job --every 3s -- sh -c '{program}') 2> told\n"
+    ));
+    let root = until("a checkpoint", || {
+        let status = lab.json(&["status", "job"]).get(0).cloned()?;
+        (status["files"]["exact"].as_u64()? >= 1).then_some(Pid(status["pid"].as_i64()? as i32))
+    });
+    // The next checkpoint would contain the program without its terminal.
+    terminal.hang_up();
+    ProcessId::of(root).unwrap().signal(Signal::KILL).unwrap();
+    let told = until("the end of the guardian", || {
+        let status = lab.json(&["status", "job"]);
+        let is_over = ["ended", "failed"].contains(&status[0]["state"].as_str()?);
+        is_over.then(|| std::fs::read_to_string(lab.path("told")).unwrap())
+    });
+    assert!(told.contains("the program's terminal does not exist"), "{told}");
+    assert!(!told.contains("rolled back to checkpoint"), "{told}");
+}

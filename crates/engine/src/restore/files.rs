@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use model::{DescriptionId, Fd, Inode, Pid};
-use resource::fd::{self, Connections, FdConnect, FdCreate, FdKind, FdRecord, Kept, Vacated};
+use resource::fd::{self, Connections, FdConnect, FdCreate, FdKind, FdRecord, InheritedFile, Kept, Vacated};
 use resource::files::Covered;
 use resource::memory::{MemoryKind, ObjectRecord};
 use resource::{Opener, Shared, memory};
@@ -207,6 +207,15 @@ fn check_objects(plan: &Plan, holders: &Holders, rollback: &Rollback) -> Result<
         {
             return Err(error.into());
         }
+    }
+    Ok(())
+}
+
+/// Checks that the objects outside the tree exist that the descriptions need. Changes nothing.
+pub(super) fn check_outside(plan: &Plan, inherited: &[InheritedFile]) -> Result<()> {
+    let holders = Holders::of(plan, Opener::default())?;
+    for (kind, records) in records_of_kinds(plan, &holders) {
+        kind.check_outside(&records, inherited)?;
     }
     Ok(())
 }

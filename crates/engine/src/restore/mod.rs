@@ -224,6 +224,16 @@ impl PreparedRestore {
         self.plan.check_pids(reserved)
     }
 
+    /// Checks that the objects outside the tree exist that no rollback of files brings back: the terminals of the program.
+    /// `inherited` are the files that this process may pass on, as in [`RestoreOptions`].
+    ///
+    /// # Errors
+    ///
+    /// The reason why the first missing object cannot be used.
+    pub fn check_outside(&self, inherited: &[resource::fd::InheritedFile]) -> Result<()> {
+        files::check_outside(&self.plan, inherited)
+    }
+
     /// Checks the pids and the clocks of this machine.
     fn check_machine(&self, late_timers: bool) -> Result<()> {
         // If the program still runs, the comparison of files fails, too. The error about the pids shows the reason, so

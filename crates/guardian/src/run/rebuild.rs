@@ -223,6 +223,7 @@ impl Rebuild {
         let prepared = PreparedRestore::read(reader)?;
         // The dead root keeps its pid until the restore needs the pid.
         prepared.check_pids(Some(self.subject.pid()))?;
+        prepared.check_outside(&self.streams.duplicates()?)?;
         Ok(prepared)
     }
 

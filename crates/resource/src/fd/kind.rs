@@ -77,14 +77,17 @@ pub struct Kept {
     pub vacated: Vacated,
 }
 
+/// A file that the restoring process has inherited: device, inode and descriptor.
+pub type InheritedFile = (u64, Inode, OwnedFd);
+
 /// Context of [`FdKind::create`].
 #[derive(Debug)]
 pub struct FdCreate<'a> {
     /// Descriptions that already exist: inherited descriptions, and descriptions of kinds that precede this kind in
     /// the registry.
     pub created: &'a mut HashMap<DescriptionId, OwnedFd>,
-    /// Descriptions that this process has inherited and may pass to the subject: device, inode and descriptor.
-    pub inherited: &'a [(u64, Inode, OwnedFd)],
+    /// Descriptions that this process has inherited and may pass to the subject.
+    pub inherited: &'a [InheritedFile],
     /// Listening sockets that were held open while the subject was dead.
     pub held: &'a mut Vec<OwnedFd>,
     /// Inherited descriptions in `created` whose saved position is not restored. Processes outside the subject may
@@ -196,6 +199,13 @@ pub trait FdKind: Sync {
     /// ends the subject.
     fn check_files(&self, records: &[FdRecord]) -> Result<()> {
         let _ = records;
+        Ok(())
+    }
+
+    /// Checks that the objects outside the tree exist that `create` needs, and that no rollback of files brings back.
+    /// Changes nothing. `inherited` are the files of the restoring process, as in [`FdCreate`].
+    fn check_outside(&self, records: &[FdRecord], inherited: &[InheritedFile]) -> Result<()> {
+        let _ = (records, inherited);
         Ok(())
     }
 

@@ -73,7 +73,9 @@ mod vacated;
 mod waiting;
 
 pub use self::description::{Description, Known, path_of};
-pub use self::kind::{Connections, Constant, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, Kept};
+pub use self::kind::{
+    Connections, Constant, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, InheritedFile, Kept,
+};
 pub use self::scope::{CaptureScope, ScopeIndex};
 pub use self::vacated::Vacated;
 

@@ -25,7 +25,7 @@ use tracee::arch::numbers::IOCTL;
 use tracee::{RemoteError, Stub, procfs};
 
 use super::description::{Description, Known};
-use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord, InheritedFile};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -102,6 +102,16 @@ impl FdKind for Tty {
 
     fn needs_files(&self) -> bool {
         false
+    }
+
+    fn check_outside(&self, records: &[FdRecord], inherited: &[InheritedFile]) -> Result<()> {
+        for record in records {
+            let payload: TtyPayload = crate::error::decode(NAME, &record.payload)?;
+            if payload.role() == Role::Outside {
+                outside::check(record, &payload, inherited)?;
+            }
+        }
+        Ok(())
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

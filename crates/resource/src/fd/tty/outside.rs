@@ -21,7 +21,7 @@ use super::payload::{Node, TtyPayload, slave_path};
 use super::role::{Role, SLAVE_MAJOR, device_of, encode};
 use crate::error::{ResourceError, Result};
 use crate::fd::description::Description;
-use crate::fd::kind::{FdCreate, FdRecord};
+use crate::fd::kind::{FdCreate, FdRecord, InheritedFile};
 use crate::obstacle::Obstacle;
 use crate::support::inherited::Inherited;
 use crate::support::opening;
@@ -104,7 +104,7 @@ impl Outsiders {
         let device = (payload.major, payload.minor);
         if self.foreign.contains(&device) {
             // For a terminal that does not control our session, tcgetpgrp(3) fails with ENOTTY.
-            let is_own = |entry: &Entry| rustix::termios::tcgetpgrp(&entry.2).is_ok();
+            let is_own = |entry: &InheritedFile| rustix::termios::tcgetpgrp(&entry.2).is_ok();
             if let Some(file) = self.inherited.take_if(context, record.flags, is_own)? {
                 return Ok(file);
             }
@@ -113,14 +113,20 @@ impl Outsiders {
             }
         }
         reopen(record, payload).or_else(|error| {
-            let is_terminal = |entry: &Entry| rustix::termios::isatty(&entry.2);
+            let is_terminal = |entry: &InheritedFile| rustix::termios::isatty(&entry.2);
             self.inherited.take_if(context, record.flags, is_terminal)?.ok_or(error)
         })
     }
 }
 
-/// An inherited descriptor of the restoring process: device, inode, descriptor.
-type Entry = (u64, Inode, OwnedFd);
+/// Checks that the outside terminal of a record exists, or a terminal that can replace it.
+pub(super) fn check(record: &FdRecord, payload: &TtyPayload, inherited: &[InheritedFile]) -> Result<()> {
+    let is_it = |(device, inode, _): &InheritedFile| {
+        payload.inherited && (*device, inode.get()) == (payload.file_system, payload.inode)
+    };
+    let can_replace = |file: &InheritedFile| is_it(file) || rustix::termios::isatty(&file.2);
+    if inherited.iter().any(can_replace) { Ok(()) } else { reopen(record, payload).map(drop) }
+}
 
 fn two_readers(record: &FdRecord, device: (u32, u32), other: Pid) -> ResourceError {
     let name = procfs::stat(other).map_or_else(|_| String::new(), |stat| format!(" ({})", stat.comm));
