@@ -84,7 +84,6 @@ pub(crate) fn command() -> Command {
         .after_help(AFTER)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .disable_help_subcommand(true)
         .arg(parse::store())
         .subcommands(
             REGISTRY.iter().map(|verb| verb.arguments(Command::new(verb.name()).about(verb.about()))),

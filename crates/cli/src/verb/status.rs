@@ -87,23 +87,7 @@ impl Verb for Status {
             if names_files && subject.facts.files.policy != ChangedFiles::Keep {
                 say(format_args!("{}: {}", subject.facts.name, subject.facts.files))?;
             }
-            let is_new = |told: &&RefusalReport| !subject.is_unprotected_because(&told.reason);
-            for slow in subject.facts.held_back.iter().filter(is_new) {
-                say(format_args!(
-                    "{}: {} taken late: {}",
-                    subject.facts.name,
-                    checkpoints_were(slow.count),
-                    slow.reason
-                ))?;
-            }
-            for refusal in subject.facts.refusals.iter().filter(is_new) {
-                let reason = guardian::headline(&refusal.reason);
-                say(format_args!(
-                    "{}: {} not taken: {reason}",
-                    subject.facts.name,
-                    checkpoints_were(refusal.count)
-                ))?;
-            }
+            tell_missing(subject)?;
         }
         Ok(report_left_out(&found.failed))
     }
@@ -136,6 +120,20 @@ fn tell_slices(subject: &SubjectReport) -> std::io::Result<()> {
             time(slices.longest_us),
             time(slices.total_us)
         ))?;
+    }
+    Ok(())
+}
+
+/// Reports checkpoints that were taken late, or not at all.
+fn tell_missing(subject: &SubjectReport) -> std::io::Result<()> {
+    let name = &subject.facts.name;
+    let is_new = |told: &&RefusalReport| !subject.is_unprotected_because(&told.reason);
+    for slow in subject.facts.held_back.iter().filter(is_new) {
+        say(format_args!("{name}: {} taken late: {}", checkpoints_were(slow.count), slow.reason))?;
+    }
+    for refusal in subject.facts.refusals.iter().filter(is_new) {
+        let reason = guardian::headline(&refusal.reason);
+        say(format_args!("{name}: {} not taken: {reason}", checkpoints_were(refusal.count)))?;
     }
     Ok(())
 }

@@ -329,7 +329,7 @@ pub(crate) fn supported() -> bool {
 }
 
 /// Returns the fd holders of a guardian.
-pub fn holders_of(guardian: ProcessId) -> Vec<ProcessId> {
+pub(crate) fn holders_of(guardian: ProcessId) -> Vec<ProcessId> {
     let threads = std::fs::read_dir(format!("/proc/{}/task", guardian.pid())).unwrap();
     let children = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("children")));
     let children: String = children.map(|children| children.unwrap() + " ").collect();
