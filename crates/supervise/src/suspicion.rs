@@ -35,6 +35,8 @@ pub(crate) struct Suspicion {
     unusable: BTreeSet<Sequence>,
     /// Number of fallbacks in a row whose incarnations died.
     row: u32,
+    /// Whether a restore has ended connections since the last start from the beginning.
+    has_ended_connections: bool,
 }
 
 impl Suspicion {
@@ -92,6 +94,17 @@ impl Suspicion {
     /// Reports whether any checkpoint was avoided since the last start from the beginning.
     pub(crate) fn has_avoided(&self) -> bool {
         !self.avoided.is_empty()
+    }
+
+    /// Records that a restore has ended connections of the program.
+    pub(crate) fn connections_ended(&mut self) {
+        self.has_ended_connections = true;
+    }
+
+    /// Reports whether the deaths after restores may only show that connections were lost. The state of the program
+    /// itself is then no reason not to start it again.
+    pub(crate) fn has_ended_connections(&self) -> bool {
+        self.has_ended_connections
     }
 
     /// Records that a checkpoint cannot be restored.

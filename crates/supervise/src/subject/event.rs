@@ -234,6 +234,8 @@ pub enum Event {
     CalledOff(Sequence),
     /// A comparison has found that the pages of a checkpoint differ from the memory of the subject.
     Differs(Sequence),
+    /// The present restore has ended connections of the program. A program that does not connect again ends then.
+    ConnectionsEnded,
     /// Peers have received output of the program that no usable checkpoint contains. Peers rely on such output, so files
     /// are not rolled back past this event.
     OutputSent,

@@ -283,6 +283,7 @@ impl Subject {
             Event::OutputSent if is_stopped => self.run_time.output_sent(self.run_time.seen()),
             Event::OutputSent if self.state.is_alive() => self.run_time.output_sent(now),
             Event::OutputSent => {}
+            Event::ConnectionsEnded => self.suspicion.connections_ended(),
             Event::Differs(sequence) => self.suspicion.unusable(sequence),
             Event::RestartRequested => self.restart_requested(now),
             Event::Checked(survey) => self.checked(&survey),

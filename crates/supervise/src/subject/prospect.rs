@@ -21,7 +21,7 @@ use model::Sequence;
 use super::Subject;
 use super::event::{BEGINNING, State};
 use super::survey::{FreshReason, Prospect, Survey};
-use crate::status::ChangedFiles;
+use crate::status::{ChangedFiles, RestartPolicy};
 
 impl Subject {
     /// Returns what a restart does after a death at the time `at`.
@@ -42,9 +42,10 @@ impl Subject {
                 _ => Prospect::BegunAnew(Some(FreshReason::ChangedSince(*newest))),
             };
         }
-        let none_exact = (self.goes_back() && !committed.is_empty()).then_some(FreshReason::NoneExact);
+        let has_avoided = self.suspicion.has_avoided();
+        let unused = if has_avoided { FreshReason::EachDied } else { FreshReason::NoneExact };
         if self.can_begin_again(survey, at) {
-            return Prospect::BegunAgain(none_exact);
+            return Prospect::BegunAgain((!committed.is_empty()).then_some(unused));
         }
         // Excluded checkpoints count here: a rollback to the newest of them would already discard too much.
         let reached = usable.last().copied().or_else(|| survey.reaches_beginning.then_some(BEGINNING));
@@ -56,8 +57,8 @@ impl Subject {
                 Prospect::BegunAnew(Some(FreshReason::OutputSent(reached)))
             }
             Some(reached) => Prospect::BegunAnew(Some(FreshReason::Told(reached))),
-            None if self.goes_back() && self.suspicion.has_avoided() => Prospect::GivenUp,
-            None => Prospect::BegunAnew(self.goes_back().then_some(FreshReason::NoneExact)),
+            None if self.goes_back() && has_avoided && !self.begins_in_any_case() => Prospect::GivenUp,
+            None => Prospect::BegunAnew(self.goes_back().then_some(unused)),
         }
     }
 
@@ -107,6 +108,12 @@ impl Subject {
     /// Reports whether the files can be rolled back to the beginning of the program, and the beginning is not too old.
     pub(super) fn can_begin_again(&self, survey: &Survey, at: Instant) -> bool {
         self.goes_back() && survey.reaches_beginning && !self.is_too_old(BEGINNING, survey, at)
+    }
+
+    /// Reports whether the program is begun beside its files although each checkpoint has led to another death. The files
+    /// are then those of the oldest checkpoint that was restored, as after a crash at that time.
+    fn begins_in_any_case(&self) -> bool {
+        self.plan.restart == RestartPolicy::Always || self.suspicion.has_ended_connections()
     }
 
     /// Returns the committed checkpoints of this program. The store can also contain checkpoints of earlier programs
@@ -358,11 +365,30 @@ mod tests {
             let actions = crash(&mut subject, &survey, now);
             let last = actions.last().unwrap();
             if reaches_beginning {
-                assert!(matches!(last, Action::Start { is_with_files: true, .. }), "{actions:?}");
+                let why = Some(FreshReason::EachDied);
+                assert_eq!(last, &Action::Start { is_with_files: true, why });
             } else {
                 assert_eq!(last, &Action::Report(Notice::NotBegunAnew));
                 assert!(matches!(subject.state(), State::Ended(End::GaveUp(_))));
             }
+        }
+    }
+
+    #[test]
+    fn a_program_that_died_of_its_lost_connections_is_begun_anew() {
+        let now = Instant::now();
+        for is_always in [false, true] {
+            let restart = if is_always { RestartPolicy::Always } else { RestartPolicy::OnFailure };
+            let mut subject = subject(now);
+            subject.plan.restart = restart;
+            assert_eq!(crash(&mut subject, &reached(&[1]), now), [Action::Restore(Sequence(1))]);
+            if !is_always {
+                subject.step(now, Event::ConnectionsEnded);
+            }
+            subject.step(now, Event::Restored);
+            let actions = crash(&mut subject, &reached(&[1]), now);
+            let start = Action::Start { is_with_files: false, why: Some(FreshReason::EachDied) };
+            assert_eq!(actions.last(), Some(&start), "{restart:?}");
         }
     }
 }

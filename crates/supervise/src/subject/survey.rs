@@ -61,8 +61,9 @@ pub enum Prospect {
     BegunAgain(Option<FreshReason>),
     /// The program starts from its beginning with its present files.
     BegunAnew(Option<FreshReason>),
-    /// The program is not restarted: each checkpoint has led to another death, and files cannot be rolled back to the
-    /// beginning of the program.
+    /// The program is not restarted: each checkpoint has led to another death, files cannot be rolled back to the
+    /// beginning of the program, and no restore has ended connections of the program, which could be the reason for the
+    /// deaths.
     GivenUp,
     /// The program is not restarted: it has changed files after this checkpoint, the newest, and the plan refuses to
     /// restart in this case.
@@ -85,6 +86,8 @@ pub enum FreshReason {
     ChangedSince(Sequence),
     /// Files cannot be rolled back to any checkpoint.
     NoneExact,
+    /// Each checkpoint has led to another death.
+    EachDied,
     /// The newest checkpoint to which files can be rolled back is older than `Plan::files_back_max`, and files have
     /// changed since. The number 0 means the beginning of the program.
     TooOld(Sequence),

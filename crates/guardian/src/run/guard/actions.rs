@@ -27,6 +27,7 @@ use crate::signals::KILL;
 use crate::time;
 
 /// Why the last restart that the limit permits is a start from the beginning.
+const EACH_DIED: &str = "each of its checkpoints led to another death";
 const LAST_RESTART: &str = "incarnations restored from its checkpoints die soon, and this is the last restart that --max-restarts permits";
 
 impl Guard {
@@ -267,6 +268,9 @@ impl Guard {
                 connections.kept += built.connections.kept as u64;
                 connections.rewound += built.connections.rewound as u64;
                 connections.ended += built.connections.ended as u64;
+                if built.connections.ended > 0 {
+                    self.feed(Event::ConnectionsEnded);
+                }
                 let now = self.rebuild.host.clock.now();
                 match &mut self.output {
                     Some(output) => output.is_back(built.connections.sockets, now),
@@ -302,6 +306,7 @@ impl Guard {
             }
             FreshReason::NotRestorable { .. } | FreshReason::FilesChanged => headline(last),
             FreshReason::NoneExact => self.why_none_exact(),
+            FreshReason::EachDied => EACH_DIED.to_owned(),
             FreshReason::TooOld(sequence) => self.why_too_old(sequence),
             FreshReason::OutputSent(sequence) => output_sent(sequence.get(), &self.why_behind()),
             FreshReason::Told(sequence) => told(sequence.get()),
