@@ -113,7 +113,8 @@ impl Subject {
     /// Reports whether the program is begun beside its files although each checkpoint has led to another death. The files
     /// are then those of the oldest checkpoint that was restored, as after a crash at that time.
     fn begins_in_any_case(&self) -> bool {
-        self.plan.restart == RestartPolicy::Always || self.suspicion.has_ended_connections()
+        let is_sound = self.plan.restart == RestartPolicy::Always || self.suspicion.has_ended_connections();
+        self.plan.can_start && is_sound
     }
 
     /// Returns the committed checkpoints of this program. The store can also contain checkpoints of earlier programs

@@ -26,8 +26,9 @@ use crate::record::FreshReport;
 use crate::signals::KILL;
 use crate::time;
 
+/// Why no checkpoint is used although files can be rolled back to some.
+pub(super) const EACH_DIED: &str = "each of its checkpoints led to another death";
 /// Why the last restart that the limit permits is a start from the beginning.
-const EACH_DIED: &str = "each of its checkpoints led to another death";
 const LAST_RESTART: &str = "incarnations restored from its checkpoints die soon, and this is the last restart that --max-restarts permits";
 
 impl Guard {

@@ -13,6 +13,7 @@ use supervise::{FileChanges, FreshReason, Prospect, RestartPolicy, State, Survey
 use tracee::{procfs, tree};
 
 use super::super::watching::BEGINNING;
+use super::actions::EACH_DIED;
 use super::parts::Guard;
 use crate::event::RunEvent;
 use crate::event::reason::{changed_since, output_sent, told, too_old};
@@ -106,6 +107,7 @@ impl Guard {
             FreshReason::OutputSent(sequence) => output_sent(sequence.get(), &self.why_behind()),
             FreshReason::Told(sequence) => told(sequence.get()),
             FreshReason::ChangedSince(sequence) => changed_since(sequence.get()),
+            FreshReason::EachDied => EACH_DIED.to_owned(),
             _ => self.why_none_exact(),
         });
         let seq = sequence.filter(|sequence| *sequence != BEGINNING).map(Sequence::get);

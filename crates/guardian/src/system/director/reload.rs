@@ -52,7 +52,7 @@ impl SystemDirector<'_> {
         let restarted = revised.iter().filter(|part| !part.changes.process.is_empty()).map(|part| part.id);
         let restarted: Vec<ComponentId> = restarted.collect();
         self.parts.extend(new);
-        let keys: Vec<String> = revised.iter().filter_map(|part| self.told_keys(part)).collect();
+        let keys: Vec<String> = revised.iter().filter_map(|part| self.report_of_keys(part)).collect();
         revised.into_iter().for_each(|part| self.revise(part));
         let what = [vec![self.report(&plan, &restarted)], keys].concat().join("\n");
         self.published.change();
@@ -110,8 +110,8 @@ impl SystemDirector<'_> {
         Ok(revised)
     }
 
-    /// Describes the changed keys of a component that is not restarted for them.
-    fn told_keys(&self, revised: &RevisedPart) -> Option<String> {
+    /// Returns the report of the changed keys that need no restart now. `None` if there are none.
+    fn report_of_keys(&self, revised: &RevisedPart) -> Option<String> {
         let changes = ComponentChanges { process: Vec::new(), ..revised.changes.clone() };
         let name = &self.parts[revised.id.index()].name;
         (!changes.is_empty()).then(|| format!("{name}: {}", event_of(changes)))
