@@ -147,7 +147,8 @@ mod tests {
             let times = waits.measure([own]).unwrap();
             is_over.store(true, Ordering::Relaxed);
             assert!(times.ran > Duration::from_millis(20), "{times:?}");
-            assert!(times.waited > times.ran / 2, "{times:?}");
+            // Other threads of this process may run meanwhile, on other processors.
+            assert!(times.waited > times.elapsed / 4, "{times:?}");
             assert!(times.elapsed >= Duration::from_millis(200), "{times:?}");
             assert_eq!(threads.len(), 2);
             waits.took = Duration::from_secs(3600);
