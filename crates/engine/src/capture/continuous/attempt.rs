@@ -168,7 +168,9 @@ impl Continuous {
             let left = self.spaces.deferred(before);
             let counts = &mut self.spaces.counts;
             counts.precopied += std::mem::take(&mut counts.residual);
-            if !counts.throttle.repeats(&self.spaces.budget, left) || reserve.is_half_full() {
+            let copies = counts.copies();
+            let repeats = counts.throttle.repeats(&self.spaces.budget, left, copies);
+            if !repeats || (reserve.is_half_full() && !counts.throttle.is_strained()) {
                 return Ok(None);
             }
             // The previous stop may have used all reserved buffers. The next stop needs at least one buffer.

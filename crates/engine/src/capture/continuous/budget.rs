@@ -16,12 +16,15 @@
 //! Owns: the measured costs of a stop, and the choice of
 //! the next step.
 //! Invariants: a stop copies no page after its deadline. The number of rounds is bounded. The number of
-//! successive final stops without progress is also bounded.
+//! successive final stops without progress is also bounded. If pages were copied twice on average, the deadline of each
+//! further final stop is later.
 //! Does not: read a clock, stop the subject, or copy pages.
 
 use std::time::Duration;
 
 use model::PageCount;
+
+use super::copies::Copies;
 
 /// Assumed time for copying a page, used until the first measurement. A scattered page takes 0.3 to 1.2 µs (docs/design/0011).
 const PAGE_FIRST: Duration = Duration::from_nanos(1200);
@@ -52,6 +55,10 @@ const ROUNDS_RAISED_MAX: u32 = 1;
 /// them copies all pages and ignores the budget. Either the fixed part alone needs more than the budget. Or the
 /// subject has too many pages that no tracker (the component that finds written pages) can protect.
 const STALLED_MAX: u32 = 8;
+/// A checkpoint has copied each page twice, and the subject still dirties pages as fast as final stops copy them. Then each
+/// further final stop may last twice as long as the one before, up to this power of two: a checkpoint without an end would
+/// cost the subject far more than one long stop.
+const STRAIN_MAX: u32 = 5;
 /// If the remaining pages fit into this many final stops, final stops follow each other, and no further round is
 /// made. A round would copy more pages in the same time. But before a round, the subject runs during a scan, and
 /// dirties more pages.
@@ -65,9 +72,8 @@ const SPARE_SHARE: u32 = 16;
 /// Number of pages that are copied between two readings of the clock. Copying them takes 0.02 to 0.1 ms. A stop
 /// ends its copying earlier than its deadline by this time.
 pub(super) const CHUNK: PageCount = PageCount(64);
-/// Maximum time for allocating a buffer of 2 MiB. An allocation takes 0.4 to 0.9 ms (docs/design/0009). It
-/// takes 3 ms if a hypervisor must find the memory first. If less time than this constant is left, a stop
-/// allocates no buffer.
+/// Maximum time for allocating a buffer of 2 MiB. An allocation takes 0.4 to 0.9 ms (docs/design/0009), and longer if a
+/// hypervisor must find the memory first. If less time than this constant is left, a stop allocates no buffer.
 pub(super) const BUFFER_MAKING: Duration = Duration::from_micros(3500);
 
 /// The budget of one subject, and moving averages of the costs of its recent stops.
@@ -149,15 +155,16 @@ impl Budget {
 
     /// Returns the time at which a final stop must end its copying. `spent` is the time at which the copying
     /// starts. Both times count from the start of the stop. Returns `None` if the budget has no limit.
-    pub(super) fn copy_end(&self, spent: Duration) -> Option<Duration> {
+    pub(super) fn copy_end(&self, spent: Duration, throttle: &Throttle) -> Option<Duration> {
         let rest = self.after + self.cost(CHUNK);
-        self.limit.map(|limit| limit.saturating_sub(rest).max(spent + limit / COPY_SHARE_MIN))
+        let limit = self.limit? * (1 << throttle.strain);
+        Some(limit.saturating_sub(rest).max(spent + limit / COPY_SHARE_MIN))
     }
 
     /// Returns the time at which a slice must end its copying. `spent` is the time at which the copying starts.
     /// Both times count from the start of the slice.
     pub(super) fn slice_end(&self, spent: Duration) -> Duration {
-        let end = self.copy_end(spent).unwrap_or_default();
+        let end = self.copy_end(spent, &Throttle::default()).unwrap_or_default();
         end.saturating_sub(self.limit.unwrap_or_default() / SPARE_SHARE).max(spent)
     }
 
@@ -223,6 +230,8 @@ pub(super) struct Throttle {
     left: PageCount,
     stalled: u32,
     left_by_last: PageCount,
+    /// The next final stop may last two to this power times as long as the budget.
+    strain: u32,
     /// The checkpoint has wasted as many copies as it may.
     is_spent: bool,
 }
@@ -230,7 +239,15 @@ pub(super) struct Throttle {
 impl Default for Throttle {
     fn default() -> Self {
         const MOST: PageCount = PageCount(u64::MAX);
-        Self { run: Duration::MAX, rounds: 0, left: MOST, stalled: 0, left_by_last: MOST, is_spent: false }
+        Self {
+            run: Duration::MAX,
+            rounds: 0,
+            left: MOST,
+            stalled: 0,
+            left_by_last: MOST,
+            strain: 0,
+            is_spent: false,
+        }
     }
 }
 
@@ -267,7 +284,10 @@ impl Throttle {
 
     /// Records that a final stop has left this many pages. Returns whether another final stop follows at once,
     /// without a round.
-    pub(super) fn repeats(&mut self, budget: &Budget, left: PageCount) -> bool {
+    pub(super) fn repeats(&mut self, budget: &Budget, left: PageCount, copies: Copies) -> bool {
+        if copies.are_excessive() {
+            (self.is_spent, self.strain) = (true, (self.strain + 1).min(STRAIN_MAX));
+        }
         let repeats = self.is_spent || is_little(budget, left) || self.rounds >= budget.rounds_max();
         if repeats {
             self.stalled = if left < self.left_by_last { 0 } else { self.stalled + 1 };
@@ -277,6 +297,11 @@ impl Throttle {
             self.left_by_last = PageCount(u64::MAX);
         }
         repeats
+    }
+
+    /// Reports whether final stops may exceed the budget.
+    pub(super) fn is_strained(&self) -> bool {
+        self.strain > 0
     }
 
     /// Lets the next final stop copy all pages.
@@ -301,13 +326,12 @@ fn average(old: Duration, new: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::super::copies::Copies;
     use super::*;
 
     const LIMIT: Duration = Duration::from_millis(5);
 
     /// A simulated subject and its machine. Rates are in pages per second.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct Machine {
         dirties: u64,
         copies: u64,
@@ -318,6 +342,10 @@ mod tests {
         gap: Duration,
         /// Length of a scan of the running subject. The preparation of a final stop takes equally long.
         scan: Duration,
+        /// Number of pages for which there are buffers.
+        held: u64,
+        /// The time in which half of the buffers become free again.
+        flush: Duration,
     }
 
     #[derive(Debug, Default)]
@@ -342,9 +370,13 @@ mod tests {
             Duration::from_secs_f64(pages as f64 / self.copies as f64)
         }
 
+        fn copies_of(&self, outcome: &Outcome) -> Copies {
+            Copies { pages: PageCount(self.memory), done: PageCount(outcome.copies) }
+        }
+
         /// Returns how long the subject may run, so that few copies are wasted.
         fn freedom(&self, outcome: &Outcome, dirty: u64) -> Duration {
-            let copies = Copies { pages: PageCount(self.memory), done: PageCount(outcome.copies) };
+            let copies = self.copies_of(outcome);
             let spare = copies.left().get().saturating_sub(dirty);
             if spare >= self.memory {
                 Duration::MAX
@@ -378,8 +410,9 @@ mod tests {
             outcome: &mut Outcome,
             mut dirty: u64,
         ) -> u64 {
+            let mut held = 0;
             loop {
-                let bound = budget.copy_end(self.fixed).filter(|_| throttle.is_bound());
+                let bound = budget.copy_end(self.fixed, throttle).filter(|_| throttle.is_bound());
                 let room = bound.map_or(u64::MAX, |end| self.copied(end.saturating_sub(self.fixed)));
                 let copies = dirty.min(room);
                 let stop = self.fixed + self.copying(copies);
@@ -394,8 +427,14 @@ mod tests {
                 outcome.stopped += stop;
                 outcome.copies += copies;
                 dirty -= copies;
-                if dirty == 0 || !throttle.repeats(budget, PageCount(dirty)) {
+                if dirty == 0 || !throttle.repeats(budget, PageCount(dirty), self.copies_of(outcome)) {
                     return dirty;
+                }
+                held += copies;
+                if held > self.held / 2 && !throttle.is_strained() {
+                    // The subject runs until there are buffers again.
+                    outcome.ran += self.flush;
+                    return (dirty + self.dirtied(self.flush)).min(self.memory);
                 }
                 outcome.ran += self.gap;
                 dirty = (dirty + self.dirtied(self.gap)).min(self.memory);
@@ -432,12 +471,14 @@ mod tests {
         fixed: Duration::from_micros(700),
         gap: Duration::from_micros(200),
         scan: Duration::from_micros(500),
+        held: u64::MAX,
+        flush: Duration::ZERO,
     };
 
     #[test]
     fn no_stop_is_longer_than_the_budget_whatever_is_written() {
         for (dirties, copies) in
-            [(10_000, 900_000), (800_000, 900_000), (4_000_000, 900_000), (8_000_000, 400_000)]
+            [(10_000, 900_000), (800_000, 900_000), (4_000_000, 900_000), (2_000_000, 400_000)]
         {
             for memory in [1 << 10, 1 << 18, 1 << 20] {
                 let machine = Machine { dirties, copies, memory, ..FILLER };
@@ -446,6 +487,28 @@ mod tests {
                     let outcome = machine.checkpoint(&mut budget, memory);
                     assert!(outcome.longest <= LIMIT, "{dirties}/s, {memory} pages: {outcome:?}");
                 }
+            }
+        }
+    }
+
+    /// Between two stops, this subject dirties more pages than a stop can copy: the guardian waits for buffers, or the
+    /// subject has many threads.
+    #[test]
+    fn a_checkpoint_that_does_not_converge_ends_with_longer_stops() {
+        let waits = Machine {
+            dirties: 2_000_000,
+            memory: 1 << 17,
+            held: 1 << 17,
+            flush: Duration::from_millis(200),
+            ..FILLER
+        };
+        let fast = Machine { dirties: 8_000_000, copies: 400_000, ..FILLER };
+        for machine in [waits, Machine { memory: 1 << 19, ..waits }, fast] {
+            let mut budget = Budget::new(Some(LIMIT));
+            for _ in 0..10 {
+                let outcome = machine.checkpoint(&mut budget, machine.memory);
+                assert!(outcome.copies < 3 * machine.memory + machine.memory / 4, "{machine:?}: {outcome:?}");
+                assert!(outcome.longest <= LIMIT * (1 << STRAIN_MAX), "{machine:?}: {outcome:?}");
             }
         }
     }
@@ -548,7 +611,7 @@ mod tests {
         let mut steps = 0;
         while throttle.is_bound() {
             if throttle.step(&budget, always, Duration::ZERO) == Step::Last {
-                throttle.repeats(&budget, always);
+                throttle.repeats(&budget, always, Copies { pages: always, done: always });
             }
             steps += 1;
             assert!(steps < 100);

@@ -36,6 +36,11 @@ impl Copies {
         PageCount((pages + wasted).saturating_sub(self.done.get()))
     }
 
+    /// Reports whether each page was copied more than twice, on average.
+    pub(super) fn are_excessive(self) -> bool {
+        self.done.get() > 2 * self.pages.get() + WASTED_FEW
+    }
+
     /// Reports whether this many pages may be copied while the subject runs.
     pub(super) fn allow(self, pages: PageCount) -> bool {
         pages <= self.left()
@@ -83,6 +88,7 @@ mod tests {
         assert_eq!(of(16_000, 19_000).left(), PageCount(0));
         assert_eq!(of(2000, 2000).left(), PageCount(1024));
         assert_eq!(of(500, 500).left(), PageCount(500), "one wasted copy of each page");
+        assert!(of(500, 2025).are_excessive() && !of(500, 2024).are_excessive());
     }
 
     #[test]

@@ -147,7 +147,7 @@ impl Spaces {
     /// copies all pages.
     pub(super) fn copy_end(&self, began: Instant) -> Option<Deadline> {
         let spent = self.clock.now().saturating_duration_since(began);
-        let end = if self.can_slice() { self.budget.copy_end(spent) } else { None };
+        let end = if self.can_slice() { self.budget.copy_end(spent, &self.counts.throttle) } else { None };
         end.map(|end| Deadline::after(end.saturating_sub(spent)))
     }
 
