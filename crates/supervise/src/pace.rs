@@ -170,8 +170,10 @@ impl Pace {
             self.debt -= debt;
             self.pay(costs.total + debt, since, now)
         } else {
-            self.debt = costs.total;
-            now
+            let wait = self.repays_at_once(costs.total);
+            self.debt =
+                costs.total - wait.mul_f64(self.limit.map_or(0.0, |limit| limit.share)).min(costs.total);
+            now + wait
         };
         let (Some(every), Some(due)) = (self.every, self.next) else { return 0 };
         self.retry = every;
@@ -193,6 +195,12 @@ impl Pace {
     fn repays(&self, cost: Duration) -> Duration {
         let (Some(limit), Some(every)) = (self.limit, self.every) else { return Duration::ZERO };
         self.debt.min(cost / 3).min((2 * every).mul_f64(limit.share))
+    }
+
+    /// Returns how long the second checkpoint waits for the cost of the first one. What it will cost is not known yet.
+    fn repays_at_once(&self, cost: Duration) -> Duration {
+        let (Some(limit), Some(every)) = (self.limit, self.every) else { return Duration::ZERO };
+        limit.spread(cost, 2 * every)
     }
 
     /// Returns the earliest time for the next checkpoint, so that the costs of all checkpoints are within the limit. Time
@@ -367,7 +375,7 @@ mod tests {
     #[test]
     fn one_expensive_checkpoint_defers_the_next_one_only_for_a_time() {
         let mut pace = Pace::new(Some(EVERY), Some(tenth()), Instant::now());
-        assert_eq!(take_many(&mut pace, 1, 1000 * EVERY), EVERY, "the first checkpoint is free");
+        assert_eq!(take_many(&mut pace, 1, 1000 * EVERY), 2 * EVERY, "the second one waits a little longer");
         let due = pace.next().unwrap();
         assert!(pace.deferred_until().unwrap() <= due - EVERY);
         take_many(&mut pace, 1, 1000 * EVERY);
@@ -386,8 +394,9 @@ mod tests {
         take_many(&mut pace, 1, EVERY * 3 / 5);
         assert_eq!(take_many(&mut pace, 3, EVERY * 3 / 5), 3 * 8 * EVERY);
         assert_eq!(pace.longer_interval(), Some(8 * EVERY));
-        // Four checkpoints have paid two fifths, and six more pay the rest.
-        assert_eq!(take_many(&mut pace, 6, EVERY * 3 / 5), 6 * 8 * EVERY);
+        // The longer wait for the second checkpoint has paid a tenth, the four checkpoints two fifths, and five more pay the
+        // rest.
+        assert_eq!(take_many(&mut pace, 5, EVERY * 3 / 5), 5 * 8 * EVERY);
         assert_eq!(take_many(&mut pace, 4, EVERY * 3 / 5), 4 * 6 * EVERY);
         assert_eq!(pace.longer_interval(), Some(6 * EVERY));
     }

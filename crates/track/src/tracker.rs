@@ -93,6 +93,10 @@ pub trait Tracker: Send + Debug {
     /// (see [`Properties::rearms_running`]).
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError>;
 
+    /// Ends the protection of ranges of anonymous memory in the current round: their pages cause no more faults, and the
+    /// next scan reports all of them. A tracker may ignore any of the ranges.
+    fn loosen(&mut self, _ranges: &[AddressRange]) {}
+
     /// Does the slow part of ending the tracking, while the process runs. No scan is possible afterwards.
     fn unwind(&mut self) {}
 

@@ -126,6 +126,16 @@ impl Tracker for Watch {
         }
     }
 
+    fn loosen(&mut self, ranges: &[AddressRange]) {
+        if self.mode == Mode::Async {
+            let fd = self.handler.fd_for(Class::Anonymous);
+            for piece in ranges.iter().flat_map(|range| range.pieces(LIFT_BYTES)) {
+                // After a refused request, the pages stay protected.
+                let _ = userfaultfd::lift(fd, piece);
+            }
+        }
+    }
+
     /// Lifts the protection of all watched memory in small requests. A request holds the mmap lock as a
     /// reader. Without these requests, the kernel lifts the protection when the watch ends. It then holds the
     /// mmap lock as a writer for 20 to 70 ms per GiB. While the lock has a writer, the process can neither

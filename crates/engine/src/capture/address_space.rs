@@ -96,6 +96,16 @@ impl AddressSpace {
         RemoteContext { memory: &self.memory, mappings: &self.mappings, gadgets: self.gadgets }
     }
 
+    /// Reports whether the kernel would use huge pages here, because the program has asked for them, or because all programs
+    /// have them.
+    pub(super) fn has_huge_pages(&self, range: AddressRange, are_always: bool) -> bool {
+        let first = self.mappings.partition_point(|mapping| mapping.range.end <= range.start);
+        self.mappings.get(first).is_some_and(|mapping| {
+            let flags = &mapping.flags;
+            mapping.range.start <= range.start && (flags.has("hg") || (are_always && !flags.has("nh")))
+        })
+    }
+
     /// Reports whether the mappings may differ from the known mappings.
     pub(super) fn has_changed(&mut self) -> Result<bool> {
         Ok(self.layout_watch.changed()? || !self.is_settled)

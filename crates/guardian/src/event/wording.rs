@@ -183,7 +183,11 @@ fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
         RunEvent::GaveUp { restarts, within_us } => {
             let within = Duration::from_micros(*within_us).as_secs();
-            write!(f, "gave up after {restarts} restarts within {within} s")
+            write!(
+                f,
+                "gave up after {restarts} restarts within {within} s (--max-restarts); the checkpoints are kept, and \
+                 `undying restore NAME` continues from the newest one"
+            )
         }
         _ => Ok(()),
     }

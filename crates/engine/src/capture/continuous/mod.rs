@@ -13,8 +13,10 @@ mod budget;
 mod copies;
 mod deferred;
 mod hot;
+mod huge;
 mod pace;
 mod precopy;
+mod rewritten;
 mod spaces;
 mod taken;
 mod together;
@@ -315,6 +317,7 @@ impl Continuous {
         let options = CheckpointOptions { kill: false, ..options.clone() };
         let base = if self.is_whole { Base::Nothing } else { Base::Newest };
         let Some(epoch) = log.begin(options.sequence, base)? else { return Ok(None) };
+        self.spaces.huge_pages.end();
         self.watched.begin(options.sequence);
         let outcome = take(self, epoch, &options);
         self.watched.resumed();
@@ -352,7 +355,7 @@ impl Continuous {
         let ticket = epoch.commit(records, before.meta(time, timings))?;
         phases[Phase::Finish] += laps.lap();
         self.spaces.dirty.make_room();
-        self.spaces.tracked.values_mut().for_each(|tracked| tracked.hot.learn());
+        self.spaces.learn(&before);
         let Counts { rounds, precopied, residual, slices, .. } = self.spaces.counts;
         let arming = arming + std::mem::take(&mut self.aborted);
         let boundary = self.watched.take();

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use model::{PageCount, Pid};
 use sys::clock::{Clock, Deadline, Stopwatch};
+use sys::{huge_pages, pidfd};
 use tracee::procfs::Stat;
 use tracee::{Freezer, StoppedTree, WorkerPool};
 use track::{Attach, DirtyPages, Moment, TrackerKind};
@@ -27,6 +28,7 @@ use super::super::process::Process;
 use super::super::watched::Watched;
 use super::budget::Budget;
 use super::copies::Habits;
+use super::huge::{Blocks, HugePages};
 use super::taken::Counts;
 use super::tracked::{EVERYTHING, Tracked};
 use super::tuning::Tuning;
@@ -53,6 +55,7 @@ pub(super) struct Spaces {
     /// Whether every page that was reported dirty is in the epoch (the checkpoint in progress) or deferred,
     /// and no update of a tracker is incomplete.
     pub(super) is_orderly: bool,
+    pub(super) huge_pages: HugePages,
 }
 
 /// The address spaces during one stop of a checkpoint.
@@ -166,7 +169,26 @@ impl Spaces {
             counts: Counts::default(),
             bypasses_cache: false,
             is_orderly: false,
+            huge_pages: HugePages::new(),
         }
+    }
+
+    /// Ends a checkpoint: decides how the next one treats pages that are written often. Must not be called inside the pause.
+    pub(super) fn learn(&mut self, before: &Before) {
+        let (are_worth_it, are_always) = (self.huge_pages.are_worth_it(), huge_pages::are_always_enabled());
+        let mut blocks = Vec::new();
+        for (pid, tracked) in &mut self.tracked {
+            let mut loose = tracked.learn();
+            let Some(process) = before.processes.living.get(pid).filter(|_| are_worth_it) else { continue };
+            loose.retain(|block| process.space.has_huge_pages(*block, are_always));
+            // The pid can already belong to another process. A request changes nothing there that it would notice.
+            if !loose.is_empty()
+                && let Ok(process) = pidfd::open(*pid)
+            {
+                blocks.push(Blocks { process, ranges: loose });
+            }
+        }
+        self.huge_pages.begin(blocks);
     }
 
     /// Prepares trackers for the running processes that have no tracker. Skips a process that still uses the

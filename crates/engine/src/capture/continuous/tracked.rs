@@ -25,6 +25,7 @@ use super::super::shared_pages;
 use super::budget::{BUFFER_MAKING, CHUNK};
 use super::deferred::Deferred;
 use super::hot::HotPages;
+use super::rewritten::Rewritten;
 use super::together::{Filling, Together};
 use crate::error::Result;
 
@@ -66,6 +67,7 @@ pub(super) struct Tracked {
     /// Dirty pages that are still to be copied.
     pub(super) deferred: Deferred,
     pub(super) hot: HotPages,
+    rewritten: Rewritten,
     /// Number of pages in a group. In anonymous mappings, pages are copied in aligned groups. In a mapping of
     /// a file, a group could contain pages of the file, which would be copied as private pages of the
     /// process.
@@ -101,6 +103,7 @@ impl Tracked {
             unread: RangeSet::new(),
             deferred: Deferred::default(),
             hot: HotPages::new(),
+            rewritten: Rewritten::default(),
             granularity: NonZeroU64::MIN,
             grouped: Vec::new(),
         }
@@ -174,6 +177,7 @@ impl Tracked {
                 return Ok(found);
             }
             found.scan += scanning.elapsed();
+            self.rewritten.note(dirty);
             dirty.widen(self.granularity, &self.grouped);
             match moment {
                 // With groups, hot pages are not deferred. Otherwise one hot page would defer its whole
@@ -196,6 +200,15 @@ impl Tracked {
             self.hot.mark_taken();
         }
         Ok(found)
+    }
+
+    /// Ends an epoch: decides how the next epoch treats pages that are written often. Returns the blocks that are not
+    /// protected until then. Must not be called inside the pause.
+    pub(super) fn learn(&mut self) -> Vec<AddressRange> {
+        self.hot.learn();
+        let loose = self.rewritten.learn(&self.grouped);
+        self.tracker.loosen(&loose);
+        loose
     }
 
     fn note(&mut self, dirty: &DirtyPages, sink: &dyn PageSink) -> Result<()> {
