@@ -88,7 +88,8 @@ impl Soak {
         if self.loosens {
             // The process may already have unmapped some of these mappings.
             let anonymous = mappings.iter().filter(|mapping| mapping.backing == Backing::Anonymous);
-            let part = anonymous.enumerate().filter(|(index, _)| (*index as u64 + self.checks) % 3 == 0);
+            let part =
+                anonymous.enumerate().filter(|(index, _)| (*index as u64 + self.checks).is_multiple_of(3));
             self.tracker.loosen(&part.map(|(_, mapping)| mapping.range).collect::<Vec<_>>());
         }
         assert!(self.subject.is_alive(), "the subject died");

@@ -59,6 +59,16 @@ impl Expected {
     }
 }
 
+/// The estimates of one subject.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ExpectedPages {
+    /// Pages that pre-copy copies, without the urgent rounds. An urgent round is a pre-copy round with raised priority,
+    /// directly before the pause.
+    pub(super) before: Expected,
+    /// Pages that the pause and its urgent rounds copy.
+    pub(super) inside: Expected,
+}
+
 /// One held operation on the pages of a checkpoint.
 enum Operation {
     Pages(PageBatch),

@@ -78,7 +78,7 @@ impl Continuous {
         let mut laps = Stopwatch::start();
         // Waits for buffers here, while the subject runs. If the store is slow, this wait lowers the rate of
         // checkpoints.
-        let reserve = Reserve::new(sink, self.expected_before.average(), self.expected.pages())?;
+        let reserve = Reserve::new(sink, self.expected.before.average(), self.expected.inside.pages())?;
         phases[Phase::Backpressure] = laps.lap();
         let is_new = self.is_whole || !arming.is_zero();
         match self.copy_and_stop(before, &reserve, is_new, phases) {
@@ -126,9 +126,9 @@ impl Continuous {
             if let Some(captured) = self.stop_last(before, reserve, (urgent, phases))? {
                 let counts = &self.spaces.counts;
                 let urgently = counts.precopied.get() - before_urgent.get();
-                self.expected.note(counts.residual + PageCount(urgently));
+                self.expected.inside.note(counts.residual + PageCount(urgently));
                 if !is_new {
-                    self.expected_before.note(before_urgent);
+                    self.expected.before.note(before_urgent);
                 }
                 return Ok(captured);
             }
@@ -142,7 +142,7 @@ impl Continuous {
     fn approach(&mut self, before: &mut Before, reserve: &Reserve<'_>, may_hurry: bool) -> Result<Urgent> {
         self.spaces.prepare_workers(before);
         // From here on, no buffer is passed to the log, because this would wake the threads of the log.
-        reserve.begin_stop(self.expected.pages().max(self.spaces.due_in_last(before)))?;
+        reserve.begin_stop(self.expected.inside.pages().max(self.spaces.due_in_last(before)))?;
         let urgent = Urgent::begin();
         for _ in 0..URGENT_ROUNDS_MAX {
             if may_hurry && self.spaces.has_dirtied(RESIDUAL_GOAL, URGENT_ROUND_MAX) {

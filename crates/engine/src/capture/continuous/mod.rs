@@ -40,6 +40,7 @@ use tracee::Urgent;
 use track::{Moment, TrackerKind};
 use undo::watch::CheckpointWatch;
 
+use self::huge::HugePages;
 use self::spaces::Spaces;
 use self::taken::Counts;
 pub(super) use self::taken::StoppedCapture;
@@ -52,7 +53,7 @@ use super::group::GroupMember;
 use super::options::CheckpointOptions;
 use super::phases::{Phase, Phases};
 use super::pipeline::{Captured, Held};
-use super::reserve::Expected;
+use super::reserve::ExpectedPages;
 use super::watched::Watched;
 use crate::error::{EngineError, Result};
 
@@ -77,11 +78,8 @@ pub struct Continuous {
     scans: u64,
     /// Time that the subject was stopped for aborted captures since the last checkpoint.
     aborted: Duration,
-    /// Estimate of the pages that the next pause and its urgent rounds will copy. An urgent round is a
-    /// pre-copy round with raised priority, directly before the pause.
-    expected: Expected,
-    /// Estimate of the pages that the pre-copy of the next checkpoint will copy, without the urgent rounds.
-    expected_before: Expected,
+    expected: ExpectedPages,
+    huge_pages: HugePages,
     found: Found,
     /// Holds each packet that the subject sends. The packet is released when a checkpoint that was taken
     /// after the sending is durable.
@@ -125,8 +123,8 @@ impl Continuous {
             is_whole: true,
             scans: 0,
             aborted: Duration::ZERO,
-            expected: Expected::default(),
-            expected_before: Expected::default(),
+            expected: ExpectedPages::default(),
+            huge_pages: HugePages::new(),
             found: Found::default(),
             hold: None,
             watched: Watched::default(),
@@ -317,7 +315,7 @@ impl Continuous {
         let options = CheckpointOptions { kill: false, ..options.clone() };
         let base = if self.is_whole { Base::Nothing } else { Base::Newest };
         let Some(epoch) = log.begin(options.sequence, base)? else { return Ok(None) };
-        self.spaces.huge_pages.end();
+        self.huge_pages.end();
         self.watched.begin(options.sequence);
         let outcome = take(self, epoch, &options);
         self.watched.resumed();
@@ -355,7 +353,8 @@ impl Continuous {
         let ticket = epoch.commit(records, before.meta(time, timings))?;
         phases[Phase::Finish] += laps.lap();
         self.spaces.dirty.make_room();
-        self.spaces.learn(&before);
+        let are_worth_it = self.huge_pages.are_worth_it();
+        self.huge_pages.begin(self.spaces.learn(&before, are_worth_it));
         let Counts { rounds, precopied, residual, slices, .. } = self.spaces.counts;
         let arming = arming + std::mem::take(&mut self.aborted);
         let boundary = self.watched.take();

@@ -28,7 +28,7 @@ use super::super::process::Process;
 use super::super::watched::Watched;
 use super::budget::Budget;
 use super::copies::Habits;
-use super::huge::{Blocks, HugePages};
+use super::huge::Blocks;
 use super::taken::Counts;
 use super::tracked::{EVERYTHING, Tracked};
 use super::tuning::Tuning;
@@ -55,7 +55,6 @@ pub(super) struct Spaces {
     /// Whether every page that was reported dirty is in the epoch (the checkpoint in progress) or deferred,
     /// and no update of a tracker is incomplete.
     pub(super) is_orderly: bool,
-    pub(super) huge_pages: HugePages,
 }
 
 /// The address spaces during one stop of a checkpoint.
@@ -169,13 +168,13 @@ impl Spaces {
             counts: Counts::default(),
             bypasses_cache: false,
             is_orderly: false,
-            huge_pages: HugePages::new(),
         }
     }
 
-    /// Ends a checkpoint: decides how the next one treats pages that are written often. Must not be called inside the pause.
-    pub(super) fn learn(&mut self, before: &Before) {
-        let (are_worth_it, are_always) = (self.huge_pages.are_worth_it(), huge_pages::are_always_enabled());
+    /// Ends a checkpoint: decides how the next one treats pages that are written often. Returns the blocks that should be
+    /// huge pages until then, if they are worth their cost. Must not be called inside the pause.
+    pub(super) fn learn(&mut self, before: &Before, are_worth_it: bool) -> Vec<Blocks> {
+        let are_always = huge_pages::are_always_enabled();
         let mut blocks = Vec::new();
         for (pid, tracked) in &mut self.tracked {
             let mut loose = tracked.learn();
@@ -188,7 +187,7 @@ impl Spaces {
                 blocks.push(Blocks { process, ranges: loose });
             }
         }
-        self.huge_pages.begin(blocks);
+        blocks
     }
 
     /// Prepares trackers for the running processes that have no tracker. Skips a process that still uses the
