@@ -95,7 +95,9 @@ fn checkpoints_that_cost_too_much_are_taken_less_often() {
     assert!(!guarded.said().contains("no checkpoint was committed"), "{}", guarded.said());
     let costs = until("the copies", || {
         let costs = guarded.status()["costs"].clone();
-        (costs["copied_pages"].as_u64() > Some(8192)).then_some(costs)
+        // The status is written after the event.
+        let is_new = costs["copied_pages"].as_u64() > Some(8192) && !costs["interval_us"].is_null();
+        is_new.then_some(costs)
     });
     assert_eq!(costs["max_percent"], 5.0);
     assert!(costs["percent"].as_f64() > Some(0.0), "{costs}");
