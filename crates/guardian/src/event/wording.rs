@@ -183,11 +183,7 @@ fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
         RunEvent::GaveUp { restarts, within_us } => {
             let within = Duration::from_micros(*within_us).as_secs();
-            write!(
-                f,
-                "gave up after {restarts} restarts within {within} s (--max-restarts); the checkpoints are kept, and \
-                 `undying restore NAME` continues from the newest one"
-            )
+            write!(f, "gave up after {restarts} restarts within {within} s")
         }
         _ => Ok(()),
     }
