@@ -13,18 +13,13 @@
 //! many such stops would leave the subject little time to run. Then the budget is *raised*: each stop may copy
 //! for as long as its fixed part takes.
 //!
-//! Owns: the measured costs of a stop, and the choice of
-//! the next step.
-//! Invariants: a stop copies no page after its deadline. The number of rounds is bounded. The number of
-//! successive final stops without progress is also bounded. If pages were copied twice on average, the deadline of each
-//! further final stop is later.
-//! Does not: read a clock, stop the subject, or copy pages.
+//! Owns: the measured costs of a stop, and its deadline.
+//! Invariants: a stop copies no page after its deadline.
+//! Does not: read a clock, stop the subject, or copy pages; choose the next step: `throttle` does.
 
 use std::time::Duration;
 
 use model::PageCount;
-
-use super::copies::Copies;
 
 /// Assumed time for copying a page, used until the first measurement. A scattered page takes 0.3 to 1.2 µs (docs/design/0011).
 const PAGE_FIRST: Duration = Duration::from_nanos(1200);
@@ -44,25 +39,10 @@ const LOWER: u32 = 4;
 const RECENT: usize = 4;
 /// Copying gets at least `1 / COPY_SHARE_MIN` of the budget, even if the fixed part needs the whole budget.
 const COPY_SHARE_MIN: u32 = 4;
-/// Minimum run time. A shorter run time is replaced by zero: the subject is resumed and stopped again at once.
-/// The resume and the stop alone take more than this time.
-const RUN_MIN: Duration = Duration::from_micros(100);
 /// Maximum number of rounds. After this many rounds, a final stop follows in any case.
 const ROUNDS_MAX: u32 = 32;
 /// The same for a raised budget: each slice stops many threads, and takes much longer than its copying.
 const ROUNDS_RAISED_MAX: u32 = 1;
-/// Maximum number of successive final stops that do not reduce the number of deferred pages. The stop after
-/// them copies all pages and ignores the budget. Either the fixed part alone needs more than the budget. Or the
-/// subject has too many pages that no tracker (the component that finds written pages) can protect.
-const STALLED_MAX: u32 = 8;
-/// A checkpoint has copied each page twice, and the subject still dirties pages as fast as final stops copy them. Then each
-/// further final stop may last twice as long as the one before, up to this power of two: a checkpoint without an end would
-/// cost the subject far more than one long stop.
-const STRAIN_MAX: u32 = 5;
-/// If the remaining pages fit into this many final stops, final stops follow each other, and no further round is
-/// made. A round would copy more pages in the same time. But before a round, the subject runs during a scan, and
-/// dirties more pages.
-const REPEATS_MAX: u64 = 8;
 
 /// A slice leaves `1 / SPARE_SHARE` of the budget unused for unexpected delays: interrupts, and time that a
 /// hypervisor takes. Of many slices, some meet such a delay. A final stop leaves nothing unused, because it must
@@ -154,27 +134,29 @@ impl Budget {
     }
 
     /// Returns the time at which a final stop must end its copying. `spent` is the time at which the copying
-    /// starts. Both times count from the start of the stop. Returns `None` if the budget has no limit.
-    pub(super) fn copy_end(&self, spent: Duration, throttle: &Throttle) -> Option<Duration> {
+    /// starts. Both times count from the start of the stop. The stop may last `stretch` times as long as the budget.
+    /// Returns `None` if the budget has no limit.
+    pub(super) fn copy_end(&self, spent: Duration, stretch: u32) -> Option<Duration> {
         let rest = self.after + self.cost(CHUNK);
-        let limit = self.limit? * (1 << throttle.strain);
+        let limit = self.limit? * stretch;
         Some(limit.saturating_sub(rest).max(spent + limit / COPY_SHARE_MIN))
     }
 
     /// Returns the time at which a slice must end its copying. `spent` is the time at which the copying starts.
     /// Both times count from the start of the slice.
     pub(super) fn slice_end(&self, spent: Duration) -> Duration {
-        let end = self.copy_end(spent, &Throttle::default()).unwrap_or_default();
+        let end = self.copy_end(spent, 1).unwrap_or_default();
         end.saturating_sub(self.limit.unwrap_or_default() / SPARE_SHARE).max(spent)
     }
 
     /// Returns approximately how many slices the copying of this many pages needs.
-    fn slices(&self, limit: Duration, pages: PageCount) -> u32 {
+    pub(super) fn slices(&self, limit: Duration, pages: PageCount) -> u32 {
         let count = self.cost(pages).as_nanos().div_ceil(limit.as_nanos().max(1));
         u32::try_from(count).unwrap_or(u32::MAX).max(1)
     }
 
-    fn rounds_max(&self) -> u32 {
+    /// Returns the maximum number of rounds of a checkpoint.
+    pub(super) fn rounds_max(&self) -> u32 {
         if self.limit > self.asked { ROUNDS_RAISED_MAX } else { ROUNDS_MAX }
     }
 
@@ -212,120 +194,14 @@ impl Budget {
     }
 }
 
-/// The next step for the deferred pages.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
-    /// Make the final stop.
-    Last,
-    /// Copy all deferred pages in slices. In turns, the subject is stopped for at most the budget, and runs
-    /// for `run`.
-    Slices { run: Duration },
-}
-
-/// The throttling of the subject during one checkpoint.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Throttle {
-    run: Duration,
-    rounds: u32,
-    left: PageCount,
-    stalled: u32,
-    left_by_last: PageCount,
-    /// The next final stop may last two to this power times as long as the budget.
-    strain: u32,
-    /// The checkpoint has wasted as many copies as it may.
-    is_spent: bool,
-}
-
-impl Default for Throttle {
-    fn default() -> Self {
-        const MOST: PageCount = PageCount(u64::MAX);
-        Self {
-            run: Duration::MAX,
-            rounds: 0,
-            left: MOST,
-            stalled: 0,
-            left_by_last: MOST,
-            strain: 0,
-            is_spent: false,
-        }
-    }
-}
-
-impl Throttle {
-    /// Returns the next step for this number of dirty pages. While the pages are copied, the subject should run for
-    /// at most the time `freedom`. Otherwise it would write too many pages again.
-    pub(super) fn step(&mut self, budget: &Budget, pages: PageCount, freedom: Duration) -> Step {
-        let Some(limit) = budget.limit.filter(|_| !budget.fits(pages) && self.rounds < budget.rounds_max())
-        else {
-            return Step::Last;
-        };
-        let has_halved = self.rounds == 0 || pages.get() <= self.left.get() / 2;
-        if self.run.is_zero() && !has_halved && is_little(budget, pages) {
-            // Before another round, the subject would run during a scan, and could dirty as many pages as the round
-            // copies. A final stop scans while the subject is stopped.
-            return Step::Last;
-        }
-        if self.rounds > 0 && freedom.is_zero() {
-            // A round begins with a scan while the subject runs, and more copies would be wasted.
-            self.is_spent = true;
-            return Step::Last;
-        }
-        self.run = self.run.min(limit).min(freedom / budget.slices(limit, pages));
-        if !has_halved {
-            self.run /= 2;
-        }
-        if self.run < RUN_MIN {
-            self.run = Duration::ZERO;
-        }
-        self.rounds += 1;
-        self.left = pages;
-        Step::Slices { run: self.run }
-    }
-
-    /// Records that a final stop has left this many pages. Returns whether another final stop follows at once,
-    /// without a round.
-    pub(super) fn repeats(&mut self, budget: &Budget, left: PageCount, copies: Copies) -> bool {
-        if copies.are_excessive() {
-            (self.is_spent, self.strain) = (true, (self.strain + 1).min(STRAIN_MAX));
-        }
-        let repeats = self.is_spent || is_little(budget, left) || self.rounds >= budget.rounds_max();
-        if repeats {
-            self.stalled = if left < self.left_by_last { 0 } else { self.stalled + 1 };
-            self.left_by_last = left;
-        } else {
-            self.rounds += 1;
-            self.left_by_last = PageCount(u64::MAX);
-        }
-        repeats
-    }
-
-    /// Reports whether final stops may exceed the budget.
-    pub(super) fn is_strained(&self) -> bool {
-        self.strain > 0
-    }
-
-    /// Lets the next final stop copy all pages.
-    pub(super) fn give_up(&mut self) {
-        self.stalled = STALLED_MAX;
-    }
-
-    /// Reports whether the next final stop keeps the budget. If not, it copies all pages.
-    pub(super) fn is_bound(&self) -> bool {
-        self.stalled < STALLED_MAX
-    }
-}
-
-/// Reports whether this many pages fit into `REPEATS_MAX` final stops.
-fn is_little(budget: &Budget, pages: PageCount) -> bool {
-    budget.fits(PageCount(pages.get() / REPEATS_MAX))
-}
-
 fn average(old: Duration, new: Duration) -> Duration {
     old - old / MEMORY + new / MEMORY
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::copies::Copies;
+    use super::super::throttle::{STRAIN_MAX, Step, Throttle};
     use super::*;
 
     const LIMIT: Duration = Duration::from_millis(5);
@@ -412,7 +288,7 @@ mod tests {
         ) -> u64 {
             let mut held = 0;
             loop {
-                let bound = budget.copy_end(self.fixed, throttle).filter(|_| throttle.is_bound());
+                let bound = budget.copy_end(self.fixed, throttle.stretch()).filter(|_| throttle.is_bound());
                 let room = bound.map_or(u64::MAX, |end| self.copied(end.saturating_sub(self.fixed)));
                 let copies = dirty.min(room);
                 let stop = self.fixed + self.copying(copies);

@@ -19,6 +19,7 @@ mod precopy;
 mod rewritten;
 mod spaces;
 mod taken;
+mod throttle;
 mod together;
 mod tracked;
 mod tuning;

@@ -21,9 +21,9 @@ use track::Moment;
 use super::super::before::Before;
 use super::super::copier::PageSink;
 use super::super::phases::{Phase, Phases};
-use super::budget::Step;
 use super::spaces::Spaces;
 use super::taken::Counts;
+use super::throttle::Step;
 use crate::error::Result;
 
 /// Maximum time that a stopped subject waits for one buffer of a slow store. The limit is much longer than a
@@ -147,7 +147,8 @@ impl Spaces {
     /// copies all pages.
     pub(super) fn copy_end(&self, began: Instant) -> Option<Deadline> {
         let spent = self.clock.now().saturating_duration_since(began);
-        let end = if self.can_slice() { self.budget.copy_end(spent, &self.counts.throttle) } else { None };
+        let end =
+            if self.can_slice() { self.budget.copy_end(spent, self.counts.throttle.stretch()) } else { None };
         end.map(|end| Deadline::after(end.saturating_sub(spent)))
     }
 

@@ -17,8 +17,8 @@ use undo::watch::Boundary;
 use super::super::phases::Phases;
 use super::super::pipeline::Captured;
 use super::super::reserve::Reserve;
-use super::budget::Throttle;
 use super::copies::Copies;
+use super::throttle::Throttle;
 
 /// A completed capture of a subject. The log may still be making the checkpoint durable.
 #[derive(Debug)]
