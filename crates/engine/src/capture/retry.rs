@@ -94,9 +94,16 @@ impl Retries {
         };
         self.failed += 1;
         if self.failed == self.policy.attempts_max {
-            return Verdict::UsedUp(error);
+            return Verdict::UsedUp(if error.says_gone() { self.ended(&error) } else { error });
         }
         Verdict::Again(self.policy.wait * (1 << (self.failed - 1)))
+    }
+
+    /// Returns the failure of a tree in which processes ended during each attempt, although its root process lives.
+    fn ended(&self, error: &EngineError) -> EngineError {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default();
+        EngineError::Changed(format!("processes below pid {} ended: {first}", self.root))
     }
 
     /// Counts a refusal. After `refusals_max` refusals, returns `Err` for an obstacle that all refusals have
@@ -136,8 +143,10 @@ fn is_transient(error: &EngineError) -> bool {
         || error.lacks_code().is_some()
 }
 
+/// Reports whether the process lives. The memory of an ending process is removed before the process becomes a zombie.
+/// For a large process, this takes longer than all attempts.
 fn is_alive(pid: Pid) -> bool {
-    procfs::stat(pid).is_ok_and(|stat| !stat.is_zombie())
+    procfs::stat(pid).is_ok_and(|stat| !stat.is_ending())
 }
 
 #[cfg(test)]
@@ -214,6 +223,30 @@ mod tests {
         let pid = Pid(child.id() as i32);
         child.wait().unwrap();
         assert!(matches!(attempts(Retries::of(SCANS, pid), |_| EngineError::NoProcess(pid)), (1, true, _)));
+    }
+
+    #[test]
+    fn a_subject_whose_memory_is_being_removed_has_ended() {
+        let mut command = std::process::Command::new("python3");
+        let mut child =
+            command.args(["-c", "import os; x = bytearray(1 << 28); os._exit(0)"]).spawn().unwrap();
+        let pid = Pid(child.id() as i32);
+        let link = format!("/proc/{pid}/exe");
+        let error = loop {
+            if let Err(error) = std::fs::metadata(&link) {
+                break sys::Error::path("look at", &link, error);
+            }
+        };
+        let verdict = Retries::of(SCANS, pid).after(error.into());
+        assert!(matches!(verdict, Verdict::Lasting(EngineError::NoProcess(_))), "{verdict:?}");
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_tree_whose_processes_end_all_the_time_has_changed() {
+        let (made, lasts, error) = attempts(Retries::of(SCANS, root()), |_| EngineError::NoProcess(Pid(7)));
+        assert_eq!((made, lasts), (SCANS.attempts_max, false));
+        assert!(matches!(&error, EngineError::Changed(text) if text.contains('7')), "{error}");
     }
 
     #[test]
