@@ -4,9 +4,10 @@
 //! mark. A restored program has the mark again, because its environment is restored.
 //! Invariants: only marked processes are killed. The harness itself is never marked.
 
+use std::collections::HashSet;
 use std::process::Command;
-use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -23,6 +24,8 @@ const VARIABLE: &str = "UNDYING_TEST_MARK";
 #[derive(Debug)]
 pub struct Guard {
     mark: String,
+    /// The processes in which the mark was found. While a process calls execve(2), its environment cannot be read.
+    seen: Mutex<HashSet<ProcessId>>,
 }
 
 /// Sets close-on-exec on all descriptors that this process has inherited, for example pipes of a shell or a build. A
@@ -46,7 +49,7 @@ impl Guard {
         hide_inherited();
         // Orphans become children of the harness, so that the harness can reap them.
         let _only_tidier = set_child_subreaper(Some(getpid()));
-        Self { mark: format!("{}-{now}-{number}", getpid().as_raw_nonzero()) }
+        Self { mark: format!("{}-{now}-{number}", getpid().as_raw_nonzero()), seen: Mutex::default() }
     }
 
     /// Marks a program before its start.
@@ -60,7 +63,11 @@ impl Guard {
         let entry = format!("{VARIABLE}={}", self.mark);
         let candidates =
             process::all().into_iter().filter(|process| process.pid() != own_pid() && process.is_alive());
-        candidates.filter(|process| has_environment(*process, &entry)).collect()
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = candidates.filter(|process| seen.contains(process) || has_environment(*process, &entry));
+        let found: Vec<_> = found.collect();
+        seen.extend(&found);
+        found
     }
 
     /// Describes the activity of each thread of the marked processes, with one line for each thread.
@@ -100,6 +107,22 @@ impl Drop for Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_starts_itself_again_and_again_is_killed() {
+        let guard = Guard::new();
+        let mut command = Command::new("sh");
+        let again = "exec sh -c \"$0\" \"$0\"";
+        let mut child = guard.mark(command.args(["-c", again, again])).spawn().unwrap();
+        while guard.marked().is_empty() {
+            thread::sleep(POLL);
+        }
+        for _ in 0..200 {
+            assert_eq!(guard.marked().len(), 1);
+        }
+        drop(guard);
+        assert!(child.wait().map_or(true, |status| !status.success()));
+    }
 
     #[test]
     fn only_marked_processes_are_killed() {
