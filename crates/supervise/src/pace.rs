@@ -82,7 +82,8 @@ pub(crate) struct Pace {
     /// The costs of recent checkpoints, with the time since the checkpoint before. The first checkpoint of an incarnation
     /// is not in the list: it copies everything, and is needed at any cost.
     costs: VecDeque<(Duration, Duration)>,
-    /// The part of the cost of the first checkpoint that the following checkpoints have not paid yet.
+    /// Costs that the intervals so far have not paid: a part of the cost of the first checkpoint, and a part of the
+    /// cost of the next one. If the program ended after the next checkpoint, these costs would exceed the limit.
     debt: Duration,
     has_first: bool,
     delays: Delays,
@@ -165,7 +166,9 @@ impl Pace {
         self.delays.due = self.next;
         let since = std::mem::replace(&mut self.last, now);
         let paid_until = if std::mem::replace(&mut self.has_first, true) {
+            let before = self.highest_cost();
             push(&mut self.costs, (costs.total, now.saturating_duration_since(since)), COSTS_MAX);
+            self.debt = (self.debt + self.highest_cost()).saturating_sub(before);
             let debt = self.repays(costs.total);
             self.debt -= debt;
             self.pay(costs.total + debt, since, now)
@@ -201,6 +204,11 @@ impl Pace {
     fn repays_at_once(&self, cost: Duration) -> Duration {
         let (Some(limit), Some(every)) = (self.limit, self.every) else { return Duration::ZERO };
         limit.spread(cost, 2 * every)
+    }
+
+    /// Returns the highest of the recent costs: what the next checkpoint costs at most, probably.
+    fn highest_cost(&self) -> Duration {
+        self.costs.iter().map(|(cost, _)| *cost).max().unwrap_or_default()
     }
 
     /// Returns the earliest time for the next checkpoint, so that the costs of all checkpoints are within the limit. Time
@@ -373,6 +381,21 @@ mod tests {
     }
 
     #[test]
+    fn the_costs_of_a_growing_program_are_within_the_limit() {
+        let begun = Instant::now();
+        let mut pace = Pace::new(Some(EVERY), Some(tenth()), begun);
+        let mut sum = ZERO;
+        for checkpoint in 0..20_u32 {
+            let cost = EVERY * (10 + checkpoint) / 100;
+            let due = pace.next().unwrap();
+            pace.taken(Costs { total: cost, ..Costs::default() }, due);
+            sum += cost;
+            let spent = sum.as_secs_f64() / (due - begun).as_secs_f64();
+            assert!(checkpoint < 5 || spent <= 0.105, "{spent} after checkpoint {checkpoint}");
+        }
+    }
+
+    #[test]
     fn one_expensive_checkpoint_defers_the_next_one_only_for_a_time() {
         let mut pace = Pace::new(Some(EVERY), Some(tenth()), Instant::now());
         assert_eq!(take_many(&mut pace, 1, 1000 * EVERY), 2 * EVERY, "the second one waits a little longer");
@@ -394,9 +417,9 @@ mod tests {
         take_many(&mut pace, 1, EVERY * 3 / 5);
         assert_eq!(take_many(&mut pace, 3, EVERY * 3 / 5), 3 * 8 * EVERY);
         assert_eq!(pace.longer_interval(), Some(8 * EVERY));
-        // The longer wait for the second checkpoint has paid a tenth, the four checkpoints two fifths, and five more pay the
-        // rest.
-        assert_eq!(take_many(&mut pace, 5, EVERY * 3 / 5), 5 * 8 * EVERY);
+        // The longer wait for the second checkpoint has paid a tenth, the four checkpoints two fifths. Eight more pay the
+        // rest, and the cost of one checkpoint in advance.
+        assert_eq!(take_many(&mut pace, 8, EVERY * 3 / 5), 8 * 8 * EVERY);
         assert_eq!(take_many(&mut pace, 4, EVERY * 3 / 5), 4 * 6 * EVERY);
         assert_eq!(pace.longer_interval(), Some(6 * EVERY));
     }

@@ -92,6 +92,13 @@ impl DirtyPages {
         self.ranges.iter().fold(PageCount(0), |sum, dirty| sum + dirty.range.pages())
     }
 
+    /// Returns the number of pages whose content must be read. A page in two ranges counts twice.
+    #[must_use]
+    pub fn pages_to_read(&self) -> PageCount {
+        let read = self.ranges.iter().filter(|dirty| dirty.content.must_read());
+        read.fold(PageCount(0), |sum, dirty| sum + dirty.range.pages())
+    }
+
     /// Reports whether the scans found no change.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -265,7 +272,7 @@ mod tests {
         dirty.push(pages(4, 5), Content::Absent);
         dirty.push(pages(6, 7), Content::Absent);
         assert_eq!(dirty.ranges().len(), 3);
-        assert_eq!(dirty.pages(), PageCount(5));
+        assert_eq!((dirty.pages(), dirty.pages_to_read()), (PageCount(5), PageCount(3)));
         assert!(dirty.ranges()[0].content.must_read() && !dirty.ranges()[1].content.must_read());
         dirty.clear();
         assert!(dirty.is_empty());

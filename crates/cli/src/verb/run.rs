@@ -205,7 +205,7 @@ is possible, else trim, with a message that names the reason";
 
 const FILES_BACK_MAX: &str = "\
 Maximum age of a checkpoint to which changed files are set back, at a death; beyond it, the program starts from its \
-beginning with its present files [default: four times --every, at least 10s]";
+beginning with its present files [default: four times --every, at least 20s]";
 
 const FILES_UNDO_MAX: &str = "\
 Maximum size of the undo log of files, like 500MiB; above it, files can be rolled back only to newer checkpoints \

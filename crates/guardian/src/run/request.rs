@@ -31,8 +31,9 @@ const COST_MAX_DEFAULT: f64 = 0.1;
 /// Default for the maximum age of a checkpoint to which files are set back: this number of intervals between
 /// checkpoints, and at least `FILES_BACK_MIN`. A few checkpoints may be late or fail.
 const FILES_BACK_INTERVALS: u32 = 4;
-/// Minimum of the default for the maximum age. A checkpoint of a large program can take seconds.
-const FILES_BACK_MIN: Duration = Duration::from_secs(10);
+/// Minimum of the default for the maximum age. A checkpoint of a large program can take seconds, and can cost a second:
+/// the interval must become ten times as long before this is a tenth.
+const FILES_BACK_MIN: Duration = Duration::from_secs(20);
 /// Maximum time between two checkpoints, or between two checkpoints to which files can be rolled back, if a cost limit
 /// determines this time.
 const APART_MAX: Duration = Duration::from_secs(30);

@@ -111,7 +111,7 @@ pub struct Component {
     #[schemars(with = "Option<FilesPolicy>")]
     pub files: Option<Spanned<FilesPolicy>>,
     /// The maximum age of a checkpoint to which changed files are set back. Beyond it, the component starts from its
-    /// beginning with its present files. Default: four times `every`, at least 10 s.
+    /// beginning with its present files. Default: four times `every`, at least 20 s.
     #[schemars(with = "Option<Time>")]
     pub files_back_max: Option<Spanned<Time>>,
     /// The maximum size of the record of old file contents. Default: 2GiB.

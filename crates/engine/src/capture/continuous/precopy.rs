@@ -53,6 +53,13 @@ fn is_worth_another(round: PageCount, before: PageCount) -> bool {
     round.get() <= shrinks_to
 }
 
+/// The result of one round.
+pub(super) struct Round {
+    /// The number of dirty pages that the scan has found.
+    pages: PageCount,
+    is_copied: bool,
+}
+
 impl Spaces {
     /// Reports whether the subject has probably dirtied more than `least` and at most `most` pages since the
     /// last scan.
@@ -78,12 +85,13 @@ impl Spaces {
         }
         let mut last = PageCount(u64::MAX);
         while self.counts.rounds < rounds_max {
-            let round = self.round(before, sink)?;
+            let Round { pages: round, is_copied } = self.round(before, sink)?;
             if self.counts.rounds == 2 {
                 let rewritten = self.rewritten(before).unwrap_or_else(|| round.min(last));
                 self.habits.precopies.note(last, rewritten);
             }
-            if round <= RESIDUAL_GOAL || !is_worth_another(round, last) {
+            // A further scan would only make the subject pay for further page faults.
+            if !is_copied || round <= RESIDUAL_GOAL || !is_worth_another(round, last) {
                 break;
             }
             last = round;
@@ -92,15 +100,16 @@ impl Spaces {
     }
 
     /// Executes one round: copies the pages that are dirty now, unless the subject will probably write too many of them
-    /// again. Returns the number of dirty pages.
-    pub(super) fn round(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
+    /// again.
+    pub(super) fn round(&mut self, before: &Before, sink: &dyn PageSink) -> Result<Round> {
         let pages = self.scan_running(before, sink)?;
         self.counts.rounds += 1;
-        if self.counts.copies().allow(self.deferred(before)) {
+        let is_copied = self.counts.copies().allow(self.deferred(before));
+        if is_copied {
             let copied = self.copy_running(before, sink)?;
             self.counts.precopied += copied;
         }
-        Ok(pages)
+        Ok(Round { pages, is_copied })
     }
 
     /// Returns how many pages of the first round the subject has written again before the second round. `None`: unknown.

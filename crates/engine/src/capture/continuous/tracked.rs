@@ -48,6 +48,7 @@ fn may_make(until: Option<Deadline>) -> bool {
 /// The result of one or several scans.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Found {
+    /// The number of pages that must be copied. Pages that have become empty need no copy.
     pub(super) pages: PageCount,
     /// How long the scans took.
     pub(super) scan: Duration,
@@ -186,7 +187,7 @@ impl Tracked {
                 Moment::Running => {}
                 Moment::Stopped => self.hot.note_pause(dirty),
             }
-            found.pages += dirty.pages();
+            found.pages += dirty.pages_to_read();
             self.note(dirty, sink)?;
             if moment == Moment::Running || dirty.replaced().is_empty() {
                 break;
