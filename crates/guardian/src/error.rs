@@ -50,9 +50,15 @@ pub enum GuardianError {
     /// reach it.
     /// Row: files-not-reached
     #[error(
-        "files cannot be rolled back to {image}: {why}\nhelp: `undying ls` shows the checkpoints to which files can be rolled back; `--files refuse` compares those that were open, `--files keep` restores over them as they are"
+        "files cannot be rolled back to {image}: {why}\nhelp: {others}; `--files refuse` compares those that were open, `--files keep` restores over them as they are",
+        others = others_reached(*has_others)
     )]
-    NotReached { image: String, why: String },
+    NotReached {
+        image: String,
+        why: String,
+        /// Whether files can be rolled back to another checkpoint of the subject.
+        has_others: bool,
+    },
     /// The undo log does not state how the subject ended, so later changes of files can be missing in the undo log.
     /// Row: end-not-recorded
     #[error(
@@ -63,6 +69,13 @@ pub enum GuardianError {
     /// Row: failed-after-rollback
     #[error("files were rolled back to checkpoint {to}, and then the program was not restored: {source}")]
     AfterRollback { to: Sequence, source: Box<GuardianError> },
+    /// A process of the subject still runs without a guardian, and the restore needs its pid.
+    /// Row: still-runs
+    #[error(
+        "pid {pid} ({program}) of {name} still runs without a guardian; nothing was changed\nhelp: to restore {name}, end it first: `kill {pid}`; `undying status {name}` shows how a living program is guarded again",
+        program = Escaped(program)
+    )]
+    StillRuns { name: String, pid: Pid, program: String },
     /// A guardian protects the subject of the image, so the subject cannot be restored by hand.
     /// Row: guarded
     #[error(
@@ -319,3 +332,12 @@ impl<T> Default for Found<T> {
 
 /// The result type of this crate.
 pub type Result<T> = std::result::Result<T, GuardianError>;
+
+/// Returns the help about other checkpoints, for a checkpoint to which files cannot be rolled back.
+fn others_reached(has_others: bool) -> &'static str {
+    if has_others {
+        "`undying ls` shows the checkpoints to which files can be rolled back"
+    } else {
+        "they cannot be rolled back to any other checkpoint"
+    }
+}

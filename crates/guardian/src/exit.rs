@@ -81,6 +81,7 @@ impl GuardianError {
             Self::KeyNotBuilt { .. } => ExitCode::Missing,
             Self::NotReached { .. }
             | Self::EndNotRecorded { .. }
+            | Self::StillRuns { .. }
             | Self::Guarded { .. }
             | Self::PidFileRefused { .. }
             | Self::FilesChangedSince { .. }

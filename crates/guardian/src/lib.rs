@@ -24,6 +24,7 @@ mod images;
 mod inspection;
 mod journal;
 mod location;
+mod mark;
 mod on_restore;
 mod once;
 mod own_lines;
@@ -68,7 +69,7 @@ pub use run::{
     FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
 };
 pub use signals::in_background;
-pub use status::{SubjectReport, status};
+pub use status::{LeftProcess, SubjectReport, status};
 pub use store::{CODECS, Codec, SizeLimit, codec};
 pub use supervise::{ChangedFiles, Percent, RestartLimit, RestartPolicy, SubjectStatus, Success, System};
 pub use sys::clock::Clock;

@@ -32,7 +32,7 @@ use crate::pidfile::PidFile;
 use crate::signals::{self, Arrived, CONT, Request, Signals};
 use crate::streams::Streams;
 use crate::subject::Subject;
-use crate::undoing::{Going, Planned, RestoredFiles, checkpoint_of_files, claim_of};
+use crate::undoing::{Going, Planned, RestoredFiles, checkpoint_of_files, claim_of, of_living};
 
 /// The request of `checkpoint`.
 #[derive(Clone, Debug)]
@@ -203,7 +203,7 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
     } else {
         engine::restore(reader, options).inspect(running)
     };
-    let restored = outcome.map_err(|error| failed(going.as_ref(), done.get().is_some(), error))?;
+    let restored = outcome.map_err(|error| failed(request, going.as_ref(), done.get().is_some(), error))?;
     drop((going, claim));
     written?;
     if signals.is_none() {
@@ -269,10 +269,15 @@ fn before_run(
 }
 
 /// Returns the error of a failed restore. If files were rolled back before, the error states this.
-fn failed(going: Option<&Going>, is_rolled_back: bool, error: engine::EngineError) -> GuardianError {
+fn failed(
+    request: &RestoreRequest,
+    going: Option<&Going>,
+    is_rolled_back: bool,
+    error: engine::EngineError,
+) -> GuardianError {
     match going.filter(|_| is_rolled_back) {
         Some(going) => GuardianError::AfterRollback { to: going.to(), source: Box::new(error.into()) },
-        None => error.into(),
+        None => of_living(&request.store, &request.image, error),
     }
 }
 

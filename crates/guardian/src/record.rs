@@ -20,10 +20,11 @@ use serde::{Deserialize, Serialize};
 use store::trust;
 use supervise::{End, State};
 use sys::Error;
-use tracee::procfs;
+use tracee::procfs::{self, Stat};
 
 use crate::error::{GuardianError, Result};
 use crate::files::FilesReport;
+use crate::mark;
 use crate::time;
 
 const FILE: &str = "status.json";
@@ -438,6 +439,19 @@ impl Record {
     /// Reports whether the root process that the record names still lives.
     pub(crate) fn has_root(&self) -> bool {
         self.is_of_this_boot() && self.root.is_alive()
+    }
+
+    /// Returns the living processes of the subject: those that have the mark of its guardian in their environment.
+    pub(crate) fn processes(&self) -> Vec<Stat> {
+        let found = if self.is_of_this_boot() { mark::recognised(&self.requests, None) } else { Vec::new() };
+        let stats = found.into_iter().filter_map(|pid| procfs::stat(pid).ok());
+        stats.filter(|stat| !stat.is_ending()).collect()
+    }
+
+    /// Reports whether this is a process of the subject: its root, or a process with the mark of its guardian.
+    pub(crate) fn has_process(&self, pid: Pid) -> bool {
+        let is_root = self.root.pid == pid.get() && self.root.is_alive();
+        self.is_of_this_boot() && (is_root || mark::is_on(pid, &self.requests))
     }
 
     pub(crate) fn is_of_this_boot(&self) -> bool {

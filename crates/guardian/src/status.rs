@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use store::{Store, SubjectName};
 use sys::clock::Clock;
+use tracee::procfs::Stat;
 
 use crate::error::{Found, GuardianError, Result};
 use crate::event::reason::headline;
@@ -37,6 +38,8 @@ pub struct SubjectReport {
     /// Why the subject could not be restored if it died now, or could be restored only from an old checkpoint. A
     /// checkpoint is old if no newer checkpoint can be taken. `None` if the subject could be restored, or has ended.
     pub unprotected_because: Option<String>,
+    /// The processes of a subject that has ended and that still run. No guardian protects them.
+    pub left: Vec<LeftProcess>,
     /// Age of the newest checkpoint in microseconds. `None` if there is no checkpoint.
     pub checkpoint_age_us: Option<u64>,
     /// Size of all checkpoints in bytes.
@@ -48,6 +51,15 @@ pub struct SubjectReport {
     pub component: Option<ComponentFacts>,
     /// The channels of the component, if the subject is a component.
     pub channels: Vec<ChannelFacts>,
+}
+
+/// A process that still runs although its subject has ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct LeftProcess {
+    /// Its pid.
+    pub pid: i32,
+    /// The name of its program, as in `/proc/PID/comm`.
+    pub program: String,
 }
 
 impl SubjectReport {
@@ -62,6 +74,7 @@ impl SubjectReport {
             pid: 0,
             state: SubjectState::Ended,
             unprotected_because: None,
+            left: Vec::new(),
             checkpoint_age_us: None,
             store_bytes: 0,
             guardian: component.guardian,
@@ -143,6 +156,7 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
     let unprotected_because = unprotected(store, name, &record, state)?;
     let (taken, store_bytes) = stored(store, name, &record)?;
     let age = taken.and_then(|taken| Clock::default().wall().duration_since(taken).ok());
+    let left = if state.is_over() { left_by(&record) } else { Vec::new() };
     let mut facts = record.facts;
     if record.failing.is_some() {
         facts.achieved_hz = 0.0;
@@ -152,12 +166,18 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
         pid: record.root.pid,
         state,
         unprotected_because,
+        left,
         checkpoint_age_us: age.map(time::microseconds),
         store_bytes,
         guardian: record.guardian.pid,
         component: None,
         channels: Vec::new(),
     })
+}
+
+fn left_by(record: &Record) -> Vec<LeftProcess> {
+    let of = |stat: Stat| LeftProcess { pid: stat.pid.get(), program: stat.comm };
+    record.processes().into_iter().map(of).collect()
 }
 
 /// Returns the time of the newest checkpoint, and the bytes of all checkpoints. While the guardian lives, only the

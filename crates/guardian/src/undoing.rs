@@ -9,12 +9,12 @@
 //! free. A part is never put back over an existing file.
 //! Does not: know how files are rolled back; `undo` does. Does not restore memory.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use engine::{Covered, FileRecord, Rollback};
+use engine::{Covered, EngineError, FileRecord, Rollback};
 use model::{Pid, Sequence};
 use serde::Serialize;
 use store::{Store, SubjectName};
@@ -98,7 +98,11 @@ impl Going {
         image: &str,
         files: RestoredFiles,
     ) -> Result<Option<Self>> {
-        let not_reached = |why: String| GuardianError::NotReached { image: image.to_owned(), why };
+        let has_others = Cell::new(false);
+        let not_reached = |why: String| {
+            let (image, has_others) = (image.to_owned(), has_others.get());
+            GuardianError::NotReached { image, why, has_others }
+        };
         let is_optional = !matches!(files, RestoredFiles::Rewind | RestoredFiles::Force);
         let reader = location.read(image)?;
         let Some((store, name)) = location.subject_of(image)? else {
@@ -110,7 +114,11 @@ impl Going {
             let why = || not_reached("the subject has no undo log".to_owned());
             return if is_optional { Ok(None) } else { Err(why()) };
         }
-        let to = reader.commit().sequence;
+        // If the program still runs, its files cannot be rolled back either. The pids show the reason.
+        engine::check_pids(reader).map_err(|error| of_living(location, image, error))?;
+        let standing = back::standing(&directory)?;
+        has_others.set(standing != Standing::Unknown && !back::reachable(&directory)?.0.is_empty());
+        let to = location.read(image)?.commit().sequence;
         let conflicts = match files {
             RestoredFiles::Keep | RestoredFiles::Refuse => None,
             RestoredFiles::Auto | RestoredFiles::Rewind => Some(Conflicts::Refuse),
@@ -125,11 +133,10 @@ impl Going {
             if let Some(why) = unreachable(&directory, to)? {
                 return Err(not_reached(why));
             }
-            if conflicts == Some(Conflicts::Refuse) && back::standing(&directory)? == Standing::Unknown {
+            if conflicts == Some(Conflicts::Refuse) && standing == Standing::Unknown {
                 return Err(GuardianError::EndNotRecorded { image: image.to_owned() });
             }
         }
-        engine::check_pids(reader)?;
         Ok(Some(Self { directory, to, conflicts }))
     }
 
@@ -209,6 +216,19 @@ pub(crate) fn claim_of(location: &StoreLocation, image: &str) -> Result<Option<C
         }
         claim => claim,
     }
+}
+
+/// Names the process of the subject whose pid a restore of `image` needs. Returns every other error unchanged.
+pub(crate) fn of_living(location: &StoreLocation, image: &str, error: EngineError) -> GuardianError {
+    let EngineError::PidTaken(pid) = error else { return error.into() };
+    let found = || {
+        let (store, name) = location.subject_of(image).ok()??;
+        let record = Record::read(&store.root().join(name.as_str())).ok()??;
+        let program = tracee::procfs::stat(pid).ok()?.comm;
+        let name = name.to_string();
+        record.has_process(pid).then_some(GuardianError::StillRuns { name, pid, program })
+    };
+    found().unwrap_or_else(|| error.into())
 }
 
 /// A file that has changed since the end of the subject only by messages of `undying`.

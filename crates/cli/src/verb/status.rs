@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use guardian::{ChangedFiles, ConnectionsReport, RefusalReport, SubjectReport};
+use model::Escaped;
 
 use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
@@ -77,6 +78,7 @@ impl Verb for Status {
                 ))?;
             }
             tell_component(subject)?;
+            tell_left(subject)?;
             tell_slices(subject)?;
             tell_costs(subject)?;
             tell_stored(subject)?;
@@ -96,6 +98,18 @@ impl Verb for Status {
 /// Prints a part of the answer about a subject.
 fn say(what: std::fmt::Arguments<'_>) -> std::io::Result<()> {
     print::lines(&what.to_string())
+}
+
+/// Reports processes that still run although the subject has ended.
+fn tell_left(subject: &SubjectReport) -> std::io::Result<()> {
+    let [first, others @ ..] = subject.left.as_slice() else { return Ok(()) };
+    let (run, others) = match others.len() {
+        0 => ("runs and is", String::new()),
+        1 => ("run and are", " and 1 other process of it".to_owned()),
+        count => ("run and are", format!(" and {count} other processes of it")),
+    };
+    let (name, program) = (&subject.facts.name, Escaped(&first.program));
+    say(format_args!("{name}: pid {} ({program}){others} still {run} not guarded", first.pid))
 }
 
 /// Reports that stops last longer than requested, and that the last checkpoint needed several stops.

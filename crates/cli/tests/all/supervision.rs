@@ -225,6 +225,70 @@ fn a_program_that_goes_into_the_background_is_reported_as_not_guarded() {
 }
 
 #[test]
+fn a_process_that_outlives_its_program_is_shown_and_named() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let script = "sleep 600 & echo $! > worker.new; mv worker.new worker; while :; do sleep 0.1; done";
+    let mut guardian =
+        lab.undying(["run", "--name", "job", "--every", "100ms", "--", "sh", "-c", script]).spawn().unwrap();
+    let worker = until("the worker", || std::fs::read_to_string(lab.path("worker")).ok());
+    until("checkpoints", || (lab.json(&["status", "job"])[0]["checkpoints"].as_u64()? >= 2).then_some(()));
+    assert!(!lab.say(["status", "job"]).stdout.contains("not guarded"));
+    ProcessId::of(Pid(guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
+    assert_eq!(wait(&mut guardian).code(), Some(143));
+    let worker = ProcessId::of(Pid(worker.trim().parse().unwrap())).unwrap();
+    let status = lab.say(["status", "job"]).stdout;
+    assert!(
+        status.contains(&format!("job: pid {} (sleep)", worker.pid())) && status.contains("not guarded"),
+        "{status}"
+    );
+    let left = lab.json(&["status", "job"])[0]["left"].clone();
+    assert!(left.as_array().unwrap().iter().any(|left| left["pid"] == worker.pid().get()), "{left}");
+    for files in ["rewind", "refuse", "keep"] {
+        let said = lab.say(["restore", "job", "--detach", "--files", files]);
+        assert_eq!(said.code, Some(3), "{said:?}");
+        let wanted =
+            [&format!("pid {} (sleep) of job still runs", worker.pid()), &format!("kill {}", worker.pid())];
+        assert!(wanted.iter().all(|words| said.stderr.contains(*words)), "{said:?}");
+    }
+    worker.signal(Signal::KILL).unwrap();
+    // The killed shell and its worker are children of the test.
+    until("the end of the worker", || {
+        crate::common::reap(worker.pid());
+        ProcessId::of(worker.pid()).is_err().then_some(())
+    });
+    assert!(!lab.say(["status", "job"]).stdout.contains("not guarded"));
+    let said = lab.say(["restore", "job", "--detach", "--files", "keep"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    // The restored program has no guardian.
+    let status = lab.say(["status", "job"]).stdout;
+    assert!(status.contains("still run and are not guarded"), "{status}");
+}
+
+#[test]
+fn a_living_program_without_its_guardian_is_named_by_a_restore() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut guardian =
+        lab.undying(["run", "--name", "job", "--every", "100ms", "--", "sleep", "600"]).spawn().unwrap();
+    let status = until("checkpoints", || {
+        let status = lab.json(&["status", "job"])[0].clone();
+        (status["checkpoints"].as_u64()? >= 2).then_some(status)
+    });
+    ProcessId::of(Pid(guardian.id() as i32)).unwrap().signal(Signal::KILL).unwrap();
+    wait(&mut guardian);
+    let said = lab.say(["restore", "job", "--detach"]);
+    assert_eq!(said.code, Some(3), "{said:?}");
+    assert!(said.stderr.contains(&format!("pid {} (sleep) of job still runs", status["pid"])), "{said:?}");
+    let way = lab.say(["status", "job"]).stdout;
+    assert!(way.contains(&format!("undying run --adopt {}", status["pid"])), "{way}");
+}
+
+#[test]
 fn no_process_of_a_dead_tree_acts_on_the_end_of_another() {
     if !supported() {
         return;

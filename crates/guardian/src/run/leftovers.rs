@@ -20,12 +20,10 @@ use sys::clock::Deadline;
 use sys::listener_holder::Creation;
 use tracee::{procfs, tree};
 
-use super::requests::VARIABLE;
 use crate::error::{GuardianError, Result};
+use crate::mark;
 use crate::signals::{KILL, STOP};
 
-/// Environment variable of a program that is started for a component. The value is the name of the component.
-pub(crate) const OF_COMPONENT: &str = "UNDYING_COMPONENT";
 /// Maximum time between a kill and the end of the process. Only a process that hangs in the kernel needs more time.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between two checks whether killed processes have ended.
@@ -52,7 +50,7 @@ struct Table {
     /// Whether this process may also start children that belong to no subject.
     is_shared: bool,
     roots: BTreeMap<Owner, ProcessKey>,
-    /// The mark of each subject: the value of `VARIABLE` in the environment of its processes. No other subject has this
+    /// The mark of each subject: the value of `mark::VARIABLE` in the environment of its processes. No other subject has this
     /// value. A mark identifies a process that `survey` has not found.
     marks: BTreeMap<Owner, String>,
     /// Subjects whose current incarnation was not started by this program.
@@ -84,7 +82,7 @@ impl Table {
     /// Returns the subject that has the mark of the process, otherwise the subject whose root leads the process's
     /// session. Both tests are needed: some programs overwrite their environment, and daemons leave their session.
     fn recognised(&self, pid: Pid) -> Option<Owner> {
-        let mark = mark_of(pid);
+        let mark = mark::of(pid);
         let has_mark = |own: &String| !own.is_empty() && mark.as_deref() == Some(own.as_bytes());
         let marked = self.marks.iter().find(|(_, own)| has_mark(own)).map(|(owner, _)| *owner);
         marked.or_else(|| {
@@ -273,14 +271,13 @@ impl ProcessReaper {
     }
 
     /// Ends the remaining processes when the last subject is over, and returns their number. Daemons that cannot be
-    /// assigned to a subject are ended as well. Programs that were started for a component (`OF_COMPONENT`) continue.
+    /// assigned to a subject are ended as well. Programs that were started for a component (`mark::OF_COMPONENT`) continue.
     pub(crate) fn end_rest(&self) -> Result<usize> {
         let children = || -> Vec<Pid> {
             let found = procfs::children(self.own).unwrap_or_default();
             let keys = found.into_iter().filter_map(|pid| procfs::key(pid).ok());
             let table = self.table();
-            let is_of_subject =
-                |key: &ProcessKey| !table.is_foreign(*key) && variable_of(key.pid, OF_COMPONENT).is_none();
+            let is_of_subject = |key: &ProcessKey| !table.is_foreign(*key) && !mark::is_of_component(key.pid);
             keys.filter(is_of_subject).map(|key| key.pid).collect()
         };
         let count = living_under(children()).len();
@@ -308,7 +305,7 @@ impl ProcessReaper {
         let mark = table.marks.get(&owner).filter(|_| table.strangers.contains(&owner)).cloned();
         let session = table.roots.get(&owner).map(|root| root.pid);
         drop(table);
-        let found = mark.map(|mark| recognised(&mark, session)).unwrap_or_default();
+        let found = mark.map(|mark| mark::recognised(&mark, session)).unwrap_or_default();
         found.into_iter().filter(|pid| *pid != root).collect()
     }
 
@@ -364,28 +361,6 @@ fn end_all(living: impl Fn() -> Vec<Pid>, reap: impl Fn(), unreaped: impl Fn() -
     }
 }
 
-/// Returns the mark in the initial environment of a process.
-pub(super) fn mark_of(pid: Pid) -> Option<Vec<u8>> {
-    variable_of(pid, VARIABLE)
-}
-
-fn variable_of(pid: Pid, name: &str) -> Option<Vec<u8>> {
-    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let mut variables = environment.split(|byte| *byte == 0);
-    let value = variables.find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
-    value.map(<[u8]>::to_vec)
-}
-
-/// Returns the processes that have this mark, and the processes in the session whose leader was this dead root.
-pub(super) fn recognised(mark: &str, root: Option<Pid>) -> Vec<Pid> {
-    // While a session has members, no other process gets the pid of the session leader.
-    let is_ours = |pid: &Pid| {
-        mark_of(*pid).is_some_and(|own| !mark.is_empty() && own == mark.as_bytes())
-            || procfs::stat(*pid).is_ok_and(|stat| root == Some(stat.session))
-    };
-    procfs::processes().unwrap_or_default().into_iter().filter(is_ours).collect()
-}
-
 /// Kills the remaining processes of a dead root, and waits until they have ended. This program has not started the
 /// root, so the processes have other parents, which reap them.
 pub(super) fn end_left_by(mark: &str, root: Pid) -> Result<()> {
@@ -394,7 +369,7 @@ pub(super) fn end_left_by(mark: &str, root: Pid) -> Result<()> {
     let is_taken = procfs::stat(root).is_ok_and(|stat| !stat.is_zombie());
     let session = Some(root).filter(|root| root.get() > 0 && !is_taken);
     loop {
-        let mut left = recognised(mark, session);
+        let mut left = mark::recognised(mark, session);
         left.retain(|pid| procfs::stat(*pid).is_ok_and(|stat| !stat.is_zombie()));
         let Some(first) = left.first() else { return Ok(()) };
         if deadline.has_passed() {

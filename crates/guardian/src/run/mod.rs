@@ -18,7 +18,6 @@ mod guard;
 mod launch;
 mod launchable;
 mod leftovers;
-pub(crate) mod living_root;
 mod mapped_files;
 mod output;
 mod reasons;
@@ -38,7 +37,7 @@ pub use damaged::Damaged;
 pub(crate) use guard::{After, EndedRun, Guard, start};
 pub use launch::{Launch, ReadyPipe};
 pub(crate) use launchable::Setting;
-pub(crate) use leftovers::{OF_COMPONENT, ProcessReaper};
+pub(crate) use leftovers::ProcessReaper;
 pub(crate) use reasons::without_numbers;
 pub(crate) use rebuild::Shared;
 pub use request::{

@@ -36,12 +36,12 @@ use super::cost_meter::CostMeter;
 use super::launch::Launch;
 use super::leftovers::{Owner, ProcessReaper};
 use super::mapped_files::MappedFiles;
-use super::requests::VARIABLE;
 use super::watching::{self, BEGINNING, FileWatch, Watching};
 use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
+use crate::mark;
 use crate::on_restore::{self, RestoredFrom, SignalSets};
 use crate::streams::Streams;
 use crate::subject::Subject;
@@ -384,7 +384,7 @@ pub(super) fn spawn(
 ) -> Result<Subject> {
     let (program, arguments) = words.split_first().ok_or_else(no_command)?;
     let mut command = Command::new(program);
-    command.env(VARIABLE, requests);
+    command.env(mark::VARIABLE, requests);
     let defaults = host.defaults | launch.default_signals();
     sys::signal::start_with(command.args(arguments), host.blocked_before, defaults);
     sys::descriptor_table::start_with_first_limit(&mut command);

@@ -27,8 +27,6 @@ use tracee::{procfs, tree};
 use crate::error::{GuardianError, Result};
 use crate::exit::ExitCode;
 
-/// Environment variable that contains the name of the socket for requests.
-pub(super) const VARIABLE: &str = "UNDYING_SOCKET";
 /// Represents the zero byte that begins an abstract name, as in /proc/net/unix.
 const ABSTRACT: &str = "@";
 /// Prefix of every socket name that a guardian creates; random digits follow.

@@ -14,8 +14,8 @@ use supervise::{Policy, System};
 
 use super::record::SystemRecord;
 use crate::error::Result;
+use crate::mark;
 use crate::record::Record;
-use crate::run::living_root;
 
 /// A component that runs already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,7 +75,7 @@ fn living_root(store: &Store, name: &str) -> Option<ProcessKey> {
     if subject.has_root() {
         return Some(subject.root.key());
     }
-    if Record::is_outdated(&directory) { living_root::with_mark(&subject.requests) } else { None }
+    if Record::is_outdated(&directory) { mark::root_with(&subject.requests) } else { None }
 }
 
 /// Returns the last checkpoint of a subject. Returns `None` if the checkpoints cannot be listed, because no checkpoint

@@ -23,7 +23,6 @@ use super::super::claim::{Claim, UNDO_DIRECTORY};
 use super::super::connections::IdleConnections;
 use super::super::departed::Departed;
 use super::super::leftovers::{self, descendants};
-use super::super::living_root;
 use super::super::mapped_files::MappedFiles;
 use super::super::output::HeldOutput;
 use super::super::rebuild::{Rebuild, Shared, spawn};
@@ -40,6 +39,7 @@ use crate::event::RunEvent;
 use crate::files::FilesReport;
 use crate::foreground::Foreground;
 use crate::journal::Journal;
+use crate::mark;
 use crate::record::{CostsReport, ProcessName, Record, SubjectFacts, boot};
 use crate::streams::Streams;
 use crate::subject::Subject;
@@ -405,7 +405,7 @@ fn adopt(pid: Pid, request: &RunRequest, store: &Store, claim: &Claim) -> Result
     }
     let before = Record::read(&claim.directory).ok().flatten();
     let same = |record: &Record| record.has_root() && record.root == ProcessName::of(subject.key());
-    let is_known = |record: &Record| same(record) || living_root::has_mark(pid, &record.requests);
+    let is_known = |record: &Record| same(record) || mark::is_on(pid, &record.requests);
     let recorded = before.as_ref().filter(|record| is_known(record)).map(|record| record.requests.as_str());
     let requests = Requests::open(recorded)?;
     let before = before.filter(same);
