@@ -24,7 +24,7 @@ use undo::back::MovedAside;
 use crate::time;
 
 /// Name of the directory of all parts, below the directory of a subject.
-const DIRECTORY: &str = "aside";
+pub(crate) const DIRECTORY: &str = "aside";
 const BYTES_FILE: &str = "bytes";
 const DESCRIPTION_FILE: &str = "file.json";
 /// Maximum number of names that are tried for a new part. A longer search would take too long.

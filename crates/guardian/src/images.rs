@@ -5,6 +5,9 @@
 //! Does not: know the storage format of an image.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine::{Effect, FileRecord, ImageDescriptor, ImageMapping, ImageProcess, Inventory, ProcessState};
@@ -17,8 +20,11 @@ use crate::error::GuardianError;
 use crate::error::{Found, Result};
 use crate::location::StoreLocation;
 use crate::record::Record;
-use crate::run::requests;
-use crate::{time, undoing};
+use crate::run::{UNDO_DIRECTORY, requests};
+use crate::{aside, time, undoing};
+
+/// The unit of `st_blocks` (stat(2)), in bytes.
+const BLOCK: u64 = 512;
 
 /// One checkpoint of a subject.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
@@ -371,8 +377,21 @@ fn prune_running(store: &Store, name: &SubjectName, socket: &str, keep: usize) -
 }
 
 /// Returns the total size of checkpoints in bytes.
-pub(crate) fn bytes_of(images: &[(Sequence, Commit)]) -> u64 {
+fn bytes_of(images: &[(Sequence, Commit)]) -> u64 {
     images.iter().map(|(_, commit)| commit.bytes.get()).sum()
+}
+
+/// Returns the number of bytes that the checkpoints of a subject occupy on the disk. Pages that a later checkpoint has
+/// replaced count, too, until their segment of the log is used again.
+pub(crate) fn occupied(store: &Store, name: &SubjectName) -> u64 {
+    // Files that disappear meanwhile do not count.
+    let listed = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+    let directory = store.root().join(name.as_str());
+    let parts = listed(&directory).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let of_others = [OsStr::new(UNDO_DIRECTORY), OsStr::new(aside::DIRECTORY)];
+    let parts = parts.filter(|entry| !of_others.contains(&entry.file_name().as_os_str()));
+    let files = parts.flat_map(|entry| listed(&entry.path()));
+    files.filter_map(|entry| Some(entry.metadata().ok()?.blocks() * BLOCK)).sum()
 }
 
 fn row(commit: &Commit) -> CheckpointRow {

@@ -42,7 +42,7 @@ pub struct SubjectReport {
     pub left: Vec<LeftProcess>,
     /// Age of the newest checkpoint in microseconds. `None` if there is no checkpoint.
     pub checkpoint_age_us: Option<u64>,
-    /// Size of all checkpoints in bytes.
+    /// The bytes that all checkpoints occupy on the disk.
     pub store_bytes: u64,
     /// Pid of the guardian.
     pub guardian: i32,
@@ -180,7 +180,7 @@ fn left_by(record: &Record) -> Vec<LeftProcess> {
     record.processes().into_iter().map(of).collect()
 }
 
-/// Returns the time of the newest checkpoint, and the bytes of all checkpoints. While the guardian lives, only the
+/// Returns the time of the newest checkpoint, and the bytes that all checkpoints occupy on the disk. While the guardian lives, only the
 /// guardian writes checkpoints, and its record contains both values. Later, `prune` and `squash` change the store but
 /// not the record.
 fn stored(store: &Store, name: &SubjectName, record: &Record) -> Result<(Option<SystemTime>, u64)> {
@@ -190,7 +190,7 @@ fn stored(store: &Store, name: &SubjectName, record: &Record) -> Result<(Option<
     }
     let images = store.list(name)?;
     let own = images.iter().rev().find(|(sequence, _)| sequence.get() >= record.first_sequence);
-    Ok((own.map(|(_, commit)| commit.time), images::bytes_of(&images)))
+    Ok((own.map(|(_, commit)| commit.time), images::occupied(store, name)))
 }
 
 /// Returns the reason why a running subject could not be restored. For example, its guardian has ended, no checkpoint
