@@ -158,6 +158,7 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
         request
     });
     let reader = request.store.read(&request.image)?;
+    let sequence = reader.commit().sequence;
     let mut pidfile = request.pidfile.as_deref().map(PidFile::prepare).transpose()?;
     // Signals are blocked before a process is created. Otherwise a signal could end this process before this process
     // takes care of the tree.
@@ -186,11 +187,9 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
     let mut written = Ok(());
     let mut running = |restored: &Restored| {
         done.get().into_iter().for_each(&mut *on_event);
-        let is_compared = request.files == RestoredFiles::Refuse;
-        if is_compared || request.files == RestoredFiles::Keep {
-            on_event(&RunEvent::FilesNotRolledBack { is_compared });
-        }
-        parts.take().iter().for_each(|part| on_event(&RunEvent::moved_aside(part)));
+        let of_files = report_of_files(request.files, &parts);
+        let of_connections = RunEvent::connections(sequence, &restored.connections);
+        of_files.iter().chain(&of_connections).for_each(&mut *on_event);
         if let Some(reason) = failure.get() {
             on_event(&RunEvent::OnRestoreFailed { reason: reason.clone() });
         }
@@ -279,6 +278,14 @@ fn failed(
         Some(going) => GuardianError::AfterRollback { to: going.to(), source: Box::new(error.into()) },
         None => of_living(&request.store, &request.image, error),
     }
+}
+
+/// Returns the events about files that a restore has not rolled back, and about parts of files that it has moved aside.
+fn report_of_files(files: RestoredFiles, parts: &Parts) -> Vec<RunEvent> {
+    let is_compared = files == RestoredFiles::Refuse;
+    let stays = is_compared || files == RestoredFiles::Keep;
+    let not_rolled_back = stays.then_some(RunEvent::FilesNotRolledBack { is_compared });
+    not_rolled_back.into_iter().chain(parts.take().iter().map(RunEvent::moved_aside)).collect()
 }
 
 /// Passes signals on to the subject until the subject ends. Returns how the subject has ended.

@@ -2,11 +2,16 @@
 //! checkpoint handles such connections differently. With `--lose-connections`, the connections end as if the peer had
 //! closed them.
 
+use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command};
 
-use crate::common::{Lab, until};
+use model::Pid;
+use rustix::process::Signal;
+use testkit::ProcessId;
+
+use crate::common::{Lab, until, wait};
 
 /// Starts a program that reads its standard input to the end and then exits with status 0.
 fn reader(lab: &Lab, input: OwnedFd) -> Child {
@@ -83,4 +88,30 @@ fn a_lost_connection_ends_as_if_the_peer_had_gone() {
         assert_eq!(restored.code, Some(0), "{name}: {restored:?}");
         drop(peer);
     }
+}
+
+#[test]
+fn a_restore_by_hand_reports_the_connections_that_have_ended() {
+    const CLIENT: &str = "import socket, sys
+peer = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+try: peer.recv(1)
+except OSError: pass";
+    let lab = Lab::new();
+    if !crate::common::supported() {
+        return;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let run = ["run", "--name", "job", "--every", "100ms", "--", "python3", "-c", CLIENT, &port];
+    let mut guardian = lab.undying(run).spawn().unwrap();
+    let peer = listener.accept().unwrap();
+    let taken = || lab.json(&["status", "job"])[0]["checkpoints"].as_u64();
+    let before = until("a checkpoint", &taken);
+    until("checkpoints of the connection", || taken().filter(|taken| *taken >= before + 3));
+    ProcessId::of(Pid(guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
+    assert_eq!(wait(&mut guardian).code(), Some(143));
+    drop(peer);
+    let restored = lab.say(["restore", "job"]);
+    assert_eq!(restored.code, Some(0), "{restored:?}");
+    assert!(restored.stderr.contains("1 connection ended with the program"), "{restored:?}");
 }
