@@ -125,6 +125,17 @@ fn tell_slices(subject: &SubjectReport) -> std::io::Result<()> {
             time(now)
         ))?;
     }
+    let longest = subject.facts.pause_us.max;
+    if let Some(limit) =
+        subject.facts.max_pause_us.filter(|limit| subject.state.is_watched() && longest > 2 * limit)
+    {
+        say(format_args!(
+            "{name}: the longest of the recent pauses took {}, although pauses should take at most {}; `undying events {name}` \
+             shows when",
+            time(longest),
+            time(limit)
+        ))?;
+    }
     if subject.state.is_watched() && slices.count > 0 {
         say(format_args!(
             "{name}: the last checkpoint needed {} more {} of at most {}, {} in total: the program writes to pages faster \

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::common::{Lab, supported, until};
+use crate::common::{Guarded, Lab, supported, until};
 
 const VERBS: [&str; 20] = [
     "check",
@@ -574,5 +574,23 @@ fn checkpoints_of_a_running_subject_can_be_removed() {
         guarded.await_incarnation(incarnation + 1);
         assert!(guarded.said().contains("is back at checkpoint"), "{}", guarded.said());
         assert_eq!(guarded.end(), 0);
+    }
+}
+
+#[test]
+fn a_pause_beyond_its_limit_is_shown() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let guarded = Guarded::run(&lab, &["--every", "1h"], "exec sleep 600");
+    let path = lab.store().join("job/status.json");
+    guarded.status();
+    let mut status: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for (longest, is_shown) in [(10_000, false), (10_001, true)] {
+        status["pause_us"]["max"] = longest.into();
+        std::fs::write(&path, status.to_string()).unwrap();
+        let said = lab.say(["status", "job"]).stdout;
+        assert_eq!(said.contains("10.0 ms, although pauses should take at most 5.0 ms"), is_shown, "{said}");
     }
 }
