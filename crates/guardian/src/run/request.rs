@@ -88,6 +88,8 @@ pub struct RunRequest {
     pub tuning: Tuning,
     /// Which deaths are followed by a restart.
     pub policy: RestartPolicy,
+    /// The name of the policy in a system file. `None`: the run is no component, and its policy is `policy`.
+    pub component_policy: Option<&'static str>,
     /// The ends of the program that count as success.
     pub success: Success,
     /// Whether the death of a process by SIGKILL, SIGSEGV, SIGBUS or SIGABRT counts as a death of the whole subject.
@@ -137,6 +139,7 @@ impl RunRequest {
             tracker: TRACKER_DEFAULT.to_owned(),
             tuning: Tuning::default(),
             policy: RestartPolicy::default(),
+            component_policy: None,
             success: Success::default(),
             child_signals: false,
             files: None,

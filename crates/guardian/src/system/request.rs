@@ -62,6 +62,7 @@ pub(super) fn request(
         launch: launch(component, directory, means),
         ends_tree: true,
         policy,
+        component_policy: Some(component.policy.name()),
         // The clients of a component connect again. Otherwise open connections could prevent every checkpoint of the
         // component.
         lose_connections: true,

@@ -310,7 +310,7 @@ fn first_record(
     let own = tracee::procfs::key(model::Pid(std::process::id() as i32))?;
     let facts = SubjectFacts {
         name: claim.name.to_string(),
-        policy: request.policy.name().to_owned(),
+        policy: request.component_policy.unwrap_or(request.policy.name()).to_owned(),
         incarnation: 1,
         max_pause_us: request.tuning.max_pause.map(time::microseconds),
         costs: CostsReport {
