@@ -224,6 +224,17 @@ fn nothing_is_created_by_looking() {
     assert!(!lab.store().exists());
 }
 
+/// Checks that the status of an ended subject states the bytes that its log occupies on the disk, at least `least`.
+fn assert_occupies(lab: &Lab, least: u64) {
+    let occupied = lab.json(&["status", "job"])[0]["store_bytes"].as_u64().unwrap();
+    let mut du = Command::new("du");
+    let du = du.args(["--summarize", "--block-size=1", "--separate-dirs"]);
+    let du = lab.call(du.arg(lab.store().join("job/log"))).stdout;
+    let of_log: u64 = du.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(occupied >= least);
+    assert!(occupied <= of_log && of_log - occupied <= 64 << 10, "{occupied} of {of_log} bytes");
+}
+
 #[test]
 fn a_run_is_told_with_the_keys_of_the_contract() {
     if !supported() {
@@ -289,13 +300,7 @@ fn a_run_is_told_with_the_keys_of_the_contract() {
     assert_eq!(lab.say(["prune", "job", "--keep", "1"]).code, Some(0));
     let left = lab.json(&["ls", "job"]);
     assert_eq!(left.as_array().unwrap().len(), 1);
-    let occupied = lab.json(&["status", "job"])[0]["store_bytes"].as_u64().unwrap();
-    let mut du = Command::new("du");
-    let du = du.args(["--summarize", "--block-size=1", "--separate-dirs"]);
-    let du = lab.call(du.arg(lab.store().join("job/log"))).stdout;
-    let of_log: u64 = du.split_whitespace().next().unwrap().parse().unwrap();
-    assert!(occupied >= left[0]["bytes"].as_u64().unwrap());
-    assert!(occupied <= of_log && of_log - occupied <= 64 << 10, "{occupied} of {of_log} bytes");
+    assert_occupies(&lab, left[0]["bytes"].as_u64().unwrap());
     assert_eq!(lab.say(["prune", "job", "--keep", "0"]).code, Some(0));
     assert_eq!(lab.json(&["status", "job"])[0]["checkpoint_age_us"], Value::Null);
 }
