@@ -139,6 +139,8 @@ fn a_restart_on_request_loses_no_work_and_counts_for_no_limit() {
     let words = options.iter().map(ToString::to_string).chain(words);
     let mut guardian = lab.undying(words).spawn().unwrap();
     let counter = until("the counter", || lab.guarded_counter());
+    // On a busy disk, the guardian writes its status later than the program counts.
+    until("the status", || lab.json(&["status", "job"])[0]["pid"].as_i64());
     for _ in 0..testkit::rounds(ROUNDS.0, ROUNDS.1) {
         counter.goes_on(3);
         let before = counter.read().unwrap();
