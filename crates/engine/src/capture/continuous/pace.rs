@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use model::PageCount;
 
-/// A former value loses `1 / MEMORY` of its size with each scan.
+/// A former value loses `1 / MEMORY` of its size with each scan or each epoch.
 const MEMORY: u32 = 8;
 
 /// The number of pages that the newest scan found, and the time between the previous scan and the newest scan.
@@ -16,7 +16,8 @@ pub(super) struct Pace {
     at: Option<Instant>,
     pages: PageCount,
     over: Duration,
-    /// The largest number of pages that a recent scan has found.
+    /// The largest number of pages that a scan of the recent epochs has found. The scans of one epoch can follow each other
+    /// closely, and then find few of the pages that the subject writes.
     most: PageCount,
     /// The highest rate of recent scans, in pages per second. A scan after a long time shows a low rate, because the
     /// subject has written the same pages many times.
@@ -32,7 +33,12 @@ impl Pace {
             let rate = pages.get() as f64 / self.over.as_secs_f64();
             self.fastest = rate.max(self.fastest - self.fastest / f64::from(MEMORY));
         }
-        self.most = pages.max(PageCount(self.most.get() - self.most.get() / u64::from(MEMORY)));
+        self.most = self.most.max(pages);
+    }
+
+    /// Ends an epoch.
+    pub(super) fn epoch_ended(&mut self) {
+        self.most = PageCount(self.most.get() - self.most.get() / u64::from(MEMORY));
     }
 
     /// Predicts how many pages the subject has dirtied between the newest scan and `now`, if the subject writes
@@ -73,7 +79,9 @@ mod tests {
         assert_eq!(pace.since(after(12)), PageCount(200));
         pace.scanned(after(12), PageCount(150));
         assert_eq!(pace.since(after(16)), PageCount(300));
-        assert_eq!(pace.since(after(1000)), PageCount(875), "the subject writes to the same pages again");
+        assert_eq!(pace.since(after(1000)), PageCount(1000), "the subject writes to the same pages again");
+        pace.epoch_ended();
+        assert_eq!(pace.since(after(1000)), PageCount(875));
         pace.scanned(after(20), PageCount(0));
         assert_eq!(pace.since(after(1000)), PageCount(0));
     }

@@ -174,6 +174,7 @@ impl Spaces {
     /// Ends a checkpoint: decides how the next one treats pages that are written often. Returns the blocks that should be
     /// huge pages until then, if they are worth their cost. Must not be called inside the pause.
     pub(super) fn learn(&mut self, before: &Before, are_worth_it: bool) -> Vec<Blocks> {
+        self.habits.pace.epoch_ended();
         let are_always = huge_pages::are_always_enabled();
         let mut blocks = Vec::new();
         for (pid, tracked) in &mut self.tracked {
