@@ -170,25 +170,43 @@ fn of_process(pid: Pid, ours: &Surroundings) -> Vec<Obstacle> {
         found.push(of_init(pid));
         return found;
     }
-    // A subject must be in the namespaces of this process.
-    for ((_, what, _), pair) in sharing::NAMESPACES.iter().zip(theirs.namespaces.iter().zip(&ours.namespaces))
-    {
-        if let (Some(theirs), Some(ours)) = pair
-            && theirs != ours
-        {
-            found.push(obstacle(
-                pid,
-                &format!("{what} namespace"),
-                theirs.display().to_string(),
-                "namespaces of the subject's own are not rebuilt yet",
-                &format!(
-                    "run undying inside the same namespaces: `nsenter -t {pid} -a undying preflight {inner}`, or start \
-                     undying in there",
-                ),
-            ));
-        }
-    }
+    found.extend(of_namespaces(pid, inner, &theirs.namespaces, &ours.namespaces));
     found
+}
+
+/// Returns the obstacles of a process whose namespaces are not those of this process. `inner` is the pid inside its
+/// namespace.
+fn of_namespaces(
+    pid: Pid,
+    inner: i32,
+    theirs: &[Option<PathBuf>],
+    ours: &[Option<PathBuf>],
+) -> Vec<Obstacle> {
+    let differ =
+        |place: &usize| theirs[*place].is_some() && ours[*place].is_some() && theirs[*place] != ours[*place];
+    let places = (0..sharing::NAMESPACES.len()).filter(differ);
+    let of = |place: usize| {
+        let (name, what, _) = sharing::NAMESPACES[place];
+        // Inside a namespace, the children of a process get the same one. The kind itself precedes that of the children.
+        let fix = if name.ends_with("_for_children") && theirs[place] != theirs[place - 1] {
+            "the program has called unshare(2) or setns(2) for its next children; start it without that"
+                .to_owned()
+        } else {
+            format!(
+                "run undying inside the same namespaces: `nsenter -t {pid} -a undying preflight {inner}`, or start undying \
+                 in there"
+            )
+        };
+        let place = theirs[place].as_ref().map_or(String::new(), |theirs| theirs.display().to_string());
+        obstacle(
+            pid,
+            &format!("{what} namespace"),
+            place,
+            "namespaces of the subject's own are not rebuilt yet",
+            &fix,
+        )
+    };
+    places.map(of).collect()
 }
 
 /// The pid of the first process of a PID namespace, in this namespace.

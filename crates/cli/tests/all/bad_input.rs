@@ -461,6 +461,31 @@ fn subjects_that_exit_exec_or_fork_meanwhile_are_whole_or_named() {
 }
 
 #[test]
+fn a_namespace_of_the_next_children_is_refused_with_advice_that_fits() {
+    const NEW_TIME: &str = "import ctypes, time
+print(ctypes.CDLL(None).unshare(0x80), flush=True)
+time.sleep(600)";
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut child = lab.detached(Command::new("python3").args(["-c", NEW_TIME])).spawn().unwrap();
+    let said = until("the namespace", || {
+        std::fs::read_to_string(lab.path("stdout")).ok().filter(|it| !it.is_empty())
+    });
+    if said.trim() == "0" {
+        let said = lab.say(["preflight", &child.id().to_string()]);
+        let words = ["time (of its children) namespace", "for its next children"];
+        assert!(said.code == Some(3) && words.iter().all(|word| said.stdout.contains(word)), "{said:?}");
+        assert!(!said.stdout.contains("nsenter"), "{said:?}");
+    } else {
+        println!("unsupported: a time namespace");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
 fn a_store_that_others_can_read_is_refused() {
     if !supported() {
         return;
