@@ -31,6 +31,7 @@ use super::super::kept_connections::KEPT_NUMBER_MIN;
 use super::super::kind::{FdCreate, FdRecord, Kept};
 use super::super::socket_family::IPPROTO_TCP;
 use super::super::socket_options::{REUSE_ADDRESS, REUSE_PORT};
+use super::super::sockets::may_repair;
 use super::super::tcp_progress;
 use super::super::vacated;
 use super::capture::ends;
@@ -326,13 +327,25 @@ fn build_unconnected(state: &State) -> Result<OwnedFd> {
     if state.tcp_state() == Some(TcpState::Close) {
         state.options.apply_unconnected(&socket, state.family)?;
     }
-    if parse(&state.local()).is_some_and(|address| address.port() != 0) {
+    let has_port = parse(&state.local()).is_some_and(|address| address.port() != 0);
+    // The kernel chose the port of a socket that was connecting. It gives the same port to connections to other peers.
+    if has_port && state.tcp_state() == Some(TcpState::SynSent) && may_repair() {
+        bind_beside_others(&socket, state)?;
+    } else if has_port {
         address::bind(socket.as_fd(), state)?;
     }
     if state.tcp_state() == Some(TcpState::Close) {
         state.options.apply_late(&socket, state.family)?;
     }
     Ok(socket)
+}
+
+/// Binds a socket that will be connected. In repair mode, bind(2) succeeds although other connections occupy the address,
+/// for example the old connection.
+fn bind_beside_others(socket: &OwnedFd, state: &State) -> Result<()> {
+    tcp_repair::set_repair(socket.as_fd(), Repair::On)?;
+    socket::bind(socket.as_fd(), &state.local()).map_err(|error| address::refused(state, error.into()))?;
+    connection::leave(socket.as_fd(), state.options.int(REUSE_ADDRESS).unwrap_or(0), Repair::Off)
 }
 
 /// Rebuilds a connection that waits: connects its client to the listener, and sends the bytes that the client had
@@ -345,10 +358,7 @@ fn reconnect(image: &Image, server: DescriptionId, context: &mut FdCreate<'_>) -
     let (Some(connection), Some(other)) = (&state.connection, &waiting.connection) else { return Ok(()) };
     let socket = state.family.create()?;
     state.options.apply_early(&socket, state.family)?;
-    // In repair mode, bind(2) succeeds even if a socket of the old connection occupies the address.
-    tcp_repair::set_repair(socket.as_fd(), Repair::On)?;
-    socket::bind(socket.as_fd(), &state.local()).map_err(|error| address::refused(state, error.into()))?;
-    connection::leave(socket.as_fd(), state.options.int(REUSE_ADDRESS).unwrap_or(0), Repair::Off)?;
+    bind_beside_others(&socket, state)?;
     connection::connect(socket.as_fd(), state)?;
     let begin = connection.send_end.wrapping_sub(connection.written.len() as u32);
     let known = other.receive_end.wrapping_sub(begin) as usize;

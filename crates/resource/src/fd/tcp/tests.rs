@@ -262,6 +262,45 @@ fn unconnected_sockets_are_restored_in_their_state() {
 }
 
 #[test]
+fn a_socket_that_is_connecting_keeps_its_port_beside_connections_from_the_same_port() {
+    const NONBLOCK: i32 = 0o4000;
+    let _alone = alone();
+    if !may() {
+        return;
+    }
+    let full = socket::create(AF_INET, SOCK_STREAM, 0).unwrap();
+    socket::bind(full.as_fd(), &any_port()).unwrap();
+    rustix::net::listen(&full, 0).unwrap();
+    let address = socket::local(full.as_fd()).unwrap();
+    let connect = || {
+        let client = socket::create(AF_INET, SOCK_STREAM | NONBLOCK, 0).unwrap();
+        let _in_progress = socket::connect(client.as_fd(), &address);
+        client
+    };
+    let state = |socket: &OwnedFd| TcpState::from_number(tcp_repair::info(socket.as_fd()).unwrap().state);
+    // The queue takes the first clients. The SYN of a later one is dropped.
+    let mut clients = vec![connect(), connect(), connect()];
+    std::thread::sleep(Duration::from_millis(50));
+    let client = clients.pop().unwrap();
+    assert_eq!(state(&client), Some(TcpState::SynSent));
+    let local = socket::local(client.as_fd()).unwrap();
+    // The kernel gives the same port to connections to different peers.
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let same_port = socket::create(AF_INET, SOCK_STREAM, 0).unwrap();
+    tcp_repair::set_repair(same_port.as_fd(), tcp_repair::Repair::On).unwrap();
+    socket::bind(same_port.as_fd(), &local).unwrap();
+    tcp_repair::set_repair(same_port.as_fd(), tcp_repair::Repair::Off).unwrap();
+    let peer = inet_address::encode(other.local_addr().unwrap());
+    socket::connect(same_port.as_fd(), &peer).unwrap();
+    let restored: OwnedFd = restore_one(client).into();
+    assert_eq!(
+        (state(&restored), socket::local(restored.as_fd()).unwrap()),
+        (Some(TcpState::SynSent), local)
+    );
+    assert_eq!(state(&same_port), Some(TcpState::Established));
+}
+
+#[test]
 fn a_failed_checkpoint_does_not_change_the_connection() {
     let _alone = alone();
     if !may() {
