@@ -69,6 +69,17 @@ pub enum GuardianError {
     /// Row: failed-after-rollback
     #[error("files were rolled back to checkpoint {to}, and then the program was not restored: {source}")]
     AfterRollback { to: Sequence, source: Box<GuardianError> },
+    /// The name belongs to a living program whose guardian has died, and which was started in another way.
+    /// Row: still-started
+    #[error(
+        "{name} still runs as pid {pid} without a guardian, and was started by another command or in another directory; nothing was started\nhelp: `{adopt}` guards it again; to start this program, end that one first (`kill {pid}`), or choose another name with --name"
+    )]
+    StillStarted {
+        name: String,
+        pid: Pid,
+        /// The command that guards the living program again.
+        adopt: String,
+    },
     /// A process of the subject still runs without a guardian, and the restore needs its pid.
     /// Row: still-runs
     #[error(

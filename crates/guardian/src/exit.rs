@@ -82,6 +82,7 @@ impl GuardianError {
             Self::NotReached { .. }
             | Self::EndNotRecorded { .. }
             | Self::StillRuns { .. }
+            | Self::StillStarted { .. }
             | Self::Guarded { .. }
             | Self::PidFileRefused { .. }
             | Self::FilesChangedSince { .. }

@@ -155,7 +155,7 @@ impl fmt::Display for FilesReport {
             let and = if self.unknown.is_empty() { "" } else { "; " };
             write!(
                 f,
-                "{and}if the program dies, it starts from its beginning if one of these files has changed after the checkpoint: {}",
+                "{and}a checkpoint cannot be restored if one of these files has changed after it: {}",
                 named(&self.in_place)
             )?;
         }

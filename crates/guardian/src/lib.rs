@@ -32,6 +32,7 @@ mod pidfile;
 mod record;
 mod run;
 mod signals;
+mod started_as;
 mod status;
 mod streams;
 mod subject;

@@ -25,6 +25,7 @@ use tracee::procfs::{self, Stat};
 use crate::error::{GuardianError, Result};
 use crate::files::FilesReport;
 use crate::mark;
+use crate::started_as::StartedAs;
 use crate::time;
 
 const FILE: &str = "status.json";
@@ -384,6 +385,9 @@ pub(crate) struct Record {
     /// Name of the socket on which the guardian accepts requests.
     #[serde(default)]
     pub(crate) requests: String,
+    /// How the program was started. `None` if a running process was adopted.
+    #[serde(default)]
+    pub(crate) started_as: Option<StartedAs>,
     pub(crate) last_checkpoint: Option<String>,
     /// Sequence number of the first checkpoint of this program. Older checkpoints of this name belong to other
     /// programs.

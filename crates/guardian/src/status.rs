@@ -17,7 +17,7 @@ use crate::history::age;
 use crate::images;
 use crate::location::StoreLocation;
 use crate::record::{Brings, DeathNow, Failing, Record, SubjectFacts, SubjectState};
-use crate::run::without_numbers;
+use crate::run::{adopt, without_numbers};
 use crate::system::{ChannelFacts, ComponentFacts, SystemRecord};
 use crate::time;
 
@@ -207,7 +207,9 @@ fn unprotected(
     }
     match state {
         SubjectState::Unprotected => {
-            let way = format!("`undying run --adopt {}` guards it again", record.root.pid);
+            let again =
+                if record.started_as.is_some() { "; so does the command that started it" } else { "" };
+            let way = format!("`{}` guards it again{again}", adopt(store, name, record));
             return Ok(Some(without_guardian(record.guardian.pid, &way)));
         }
         SubjectState::Running | SubjectState::Restoring => {}

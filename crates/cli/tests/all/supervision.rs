@@ -1,5 +1,7 @@
 //! Tests of `undying run` with repeated failures: the reports, the remaining processes, and the final attempt.
 
+use std::process::Command;
+
 use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
@@ -285,7 +287,98 @@ fn a_living_program_without_its_guardian_is_named_by_a_restore() {
     assert_eq!(said.code, Some(3), "{said:?}");
     assert!(said.stderr.contains(&format!("pid {} (sleep) of job still runs", status["pid"])), "{said:?}");
     let way = lab.say(["status", "job"]).stdout;
-    assert!(way.contains(&format!("undying run --adopt {}", status["pid"])), "{way}");
+    let adopt = format!("undying run --store {} --name job --every 100ms --adopt", lab.store().display());
+    assert!(way.contains(&format!("`{adopt} {}`", status["pid"])), "{way}");
+}
+
+/// Starts `undying run` with these words, waits for two checkpoints of the subject, and kills the guardian. Returns the
+/// root.
+fn bereaved(lab: &Lab, name: &str, words: &[&str]) -> ProcessId {
+    let mut guardian = lab.undying(words).spawn().unwrap();
+    let status = until("checkpoints", || {
+        let status = lab.json(&["status", name])[0].clone();
+        (status["checkpoints"].as_u64()? >= 2).then_some(status)
+    });
+    ProcessId::of(Pid(guardian.id() as i32)).unwrap().signal(Signal::KILL).unwrap();
+    wait(&mut guardian);
+    ProcessId::of(Pid(status["pid"].as_i64().unwrap() as i32)).unwrap()
+}
+
+#[test]
+fn the_same_command_guards_a_program_again_whose_guardian_was_killed() {
+    if !supported() {
+        return;
+    }
+    for is_named in [true, false] {
+        let lab = Lab::new();
+        let words = ["run", "--every", "100ms", "--name", "sleep", "--", "sleep", "600"];
+        let unnamed = ["run", "--every", "100ms", "--", "sleep", "600"];
+        let words = if is_named { &words[..] } else { &unnamed[..] };
+        let root = bereaved(&lab, "sleep", words);
+        let mut guardian = lab.undying(words).spawn().unwrap();
+        let status = || lab.json(&["status", "sleep"])[0].clone();
+        until("a guardian", || {
+            (status()["guardian"] == guardian.id() && status()["checkpoints"].as_u64()? > 1).then_some(())
+        });
+        assert!(root.is_alive() && status()["pid"] == root.pid().get());
+        let told = lab.told();
+        assert!(
+            told.contains("not executed a second time") && !told.contains("it is not restarted"),
+            "{told}"
+        );
+        root.signal(Signal::KILL).unwrap();
+        until("a restart", || {
+            // The program is a child of the test, since its first guardian has died.
+            crate::common::reap(root.pid());
+            (status()["incarnation"] == 2 && status()["state"] == "running").then_some(())
+        });
+        ProcessId::of(Pid(guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
+        wait(&mut guardian);
+        assert_eq!(status()["state"], "ended");
+    }
+}
+
+#[test]
+fn another_command_is_not_started_under_the_name_of_a_living_program() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let root = bereaved(&lab, "sleep", &["run", "--every", "100ms", "--", "sleep", "600"]);
+    let said = lab.say(["run", "--name", "sleep", "--", "sleep", "0.1"]);
+    assert_eq!(said.code, Some(3), "{said:?}");
+    assert!(said.stderr.contains(&format!("sleep still runs as pid {}", root.pid())), "{said:?}");
+    assert!(said.stderr.contains(&format!("--adopt {}`", root.pid())), "{said:?}");
+    // Without a chosen name, the program gets another one.
+    assert_eq!(lab.say(["run", "--", "sleep", "0.1"]).code, Some(0));
+    let status = lab.json(&["status"]);
+    let named = |name: &str| {
+        status.as_array().unwrap().iter().find(|subject| subject["name"] == name).unwrap().clone()
+    };
+    assert_eq!(
+        (&named("sleep")["state"], &named("sleep-2")["state"]),
+        (&"unprotected".into(), &"ended".into())
+    );
+    root.signal(Signal::KILL).unwrap();
+}
+
+#[test]
+fn an_adopted_program_is_not_said_to_be_started_again() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut program = lab.detached(Command::new("setsid").args(["sleep", "600"])).spawn().unwrap();
+    let pid = program.id().to_string();
+    let guardian = lab.undying(["run", "--name", "job", "--every", "1h", "--adopt", &pid]).spawn().unwrap();
+    let status = until("a status", || lab.json(&["status", "job"]).get(0).cloned());
+    assert_eq!(status["death_now"]["brings"], "end", "{status}");
+    let told = lab.told();
+    assert!(told.contains("it is not restarted, because its command is not known"), "{told}");
+    assert!(!told.contains("from its beginning"), "{told}");
+    program.kill().unwrap();
+    program.wait().unwrap();
+    drop(guardian);
 }
 
 #[test]

@@ -86,6 +86,7 @@ impl RunEvent {
             Self::Started { .. }
             | Self::Protected { .. }
             | Self::Adopted { .. }
+            | Self::NotStartedTwice { .. }
             | Self::BackOff { .. }
             | Self::RestartRepeated { .. }
             | Self::Poisoned { .. }

@@ -97,13 +97,15 @@ pub enum RunEvent {
     CheckpointsOnTime { seq: u64 },
     /// A program is guarded from now on, under the name `subject`. Checkpoints are taken every `every_us`; `None` means
     /// that no checkpoints are taken. Only the operator receives this event.
-    Protected { subject: String, every_us: Option<u64>, files: ChangedFiles },
+    Protected { subject: String, every_us: Option<u64>, files: ChangedFiles, is_adopted: bool },
     /// A running program is guarded from now on, under the name `subject`.
     Adopted {
         pid: i32,
         #[serde(default)]
         subject: String,
     },
+    /// The program `pid` of an earlier run still runs. It is guarded again, and its command is not executed.
+    NotStartedTwice { pid: i32 },
     /// A checkpoint was committed.
     Checkpoint(CheckpointEvent),
     /// Dirty pages were scanned, but no checkpoint was taken.

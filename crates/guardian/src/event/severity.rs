@@ -31,6 +31,7 @@ impl RunEvent {
             | Self::Connections { .. }
             | Self::Protected { .. }
             | Self::Adopted { .. }
+            | Self::NotStartedTwice { .. }
             | Self::Checkpoint(_)
             | Self::Scan { .. }
             | Self::Verified { differences: 0, .. }

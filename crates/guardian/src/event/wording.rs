@@ -61,7 +61,14 @@ impl fmt::Display for RunEvent {
                 let why = if f.alternate() { why.clone() } else { one_line(why) };
                 write!(f, "started from the beginning as pid {pid}: {why}")
             }
-            Self::Protected { subject, every_us, files } => protected(subject, *every_us, *files, f),
+            Self::Protected { subject, every_us, files, is_adopted } => {
+                protected(subject, *every_us, *files, *is_adopted, f)
+            }
+            Self::NotStartedTwice { pid } => write!(
+                f,
+                "pid {pid} was started by an earlier `undying run` of this command, whose guardian was killed; the command \
+                 is not executed a second time"
+            ),
             Self::Adopted { pid, subject } => write!(f, "pid {pid} is guarded as {subject}"),
             Self::Died { pid, signal, exit } | Self::Ended { pid, signal, exit } => {
                 write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
@@ -124,6 +131,7 @@ fn protected(
     subject: &str,
     every_us: Option<u64>,
     files: ChangedFiles,
+    is_adopted: bool,
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {
     let Some(every) = every_us.map(Duration::from_micros) else {
@@ -142,7 +150,13 @@ fn protected(
         ChangedFiles::Keep => "its files stay as they are",
         ChangedFiles::Refuse => "if its files have changed, it is not restarted",
     };
-    write!(f, "{subject} is protected by a checkpoint every {every:?}; at a restart, {files}")
+    let files = if is_adopted {
+        files.replace("it starts from its beginning", "it is not restarted, because its command is not known")
+    } else {
+        files.to_owned()
+    };
+    let begin = if is_adopted { " from its first checkpoint on" } else { "" };
+    write!(f, "{subject} is protected by a checkpoint every {every:?}{begin}; at a restart, {files}")
 }
 
 fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -10,10 +10,12 @@ use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use model::ProcessKey;
 use store::{Store, SubjectName, trust};
 use sys::file_lock::ExclusiveLock;
 use sys::{Errno, Error};
 
+use super::earlier;
 use crate::error::{GuardianError, Result};
 use crate::record::Record;
 
@@ -62,11 +64,15 @@ impl Claim {
         }
     }
 
-    /// Claims a name derived from a program: `job`, or `job-2` and so on if other guardians hold the earlier names.
-    pub(super) fn after(store: &Store, program: &str) -> Result<Self> {
+    /// Claims a name derived from a program: `job`, or `job-2` and so on if the earlier names belong to living programs:
+    /// other guardians hold them, or their guardians have died. `adopted` is the program that gets the name.
+    pub(super) fn after(store: &Store, program: &str, adopted: Option<ProcessKey>) -> Result<Self> {
         for number in 1..=NAMES_MAX {
             let name = if number == 1 { program.to_owned() } else { format!("{program}-{number}") };
-            if let Some(claim) = Self::attempt(store, &name.parse()?)? {
+            let Some(claim) = Self::attempt(store, &name.parse()?)? else { continue };
+            let record = Record::read(&claim.directory).ok().flatten();
+            let living = record.as_ref().and_then(earlier::unguarded_root);
+            if living.is_none() || living == adopted {
                 return Ok(claim);
             }
         }

@@ -22,6 +22,7 @@ use super::super::children::Children;
 use super::super::claim::{Claim, UNDO_DIRECTORY};
 use super::super::connections::IdleConnections;
 use super::super::departed::Departed;
+use super::super::earlier;
 use super::super::leftovers::{self, descendants};
 use super::super::mapped_files::MappedFiles;
 use super::super::output::HeldOutput;
@@ -51,9 +52,7 @@ use crate::time;
 ///
 /// The subject cannot be started or watched. A running program continues.
 pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Foreground) -> Result<Guard> {
-    // The process may have ended since it was found.
-    request.runs_already =
-        request.runs_already.filter(|key| procfs::key(key.pid).is_ok_and(|now| now == *key));
+    let started_as = earlier::recognise(&mut request)?;
     request.adopted().map_or(Ok(()), refuse_own)?;
     let choice = watching::choose(&request)?;
     let mut tracking = tracking(&request)?;
@@ -70,6 +69,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
     let mut record = first_record((&request, &choice), &claim, &subject, first, &tracking)?;
     requests.name().clone_into(&mut record.requests);
+    record.started_as = started_as.or_else(|| earlier::recorded(&claim.directory, &record));
     let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
     let known = descendants(subject.pid());
     let owner = host.reaper.admit(subject.key(), requests.name(), request.adopted().is_some());
@@ -253,7 +253,8 @@ impl Guard {
         let every = self.request.every.filter(|_| !self.request.dry_run_tracking);
         let (subject, files) = (self.claim.name.to_string(), self.rebuild.policy);
         let every_us = every.map(time::microseconds);
-        self.voice.outbox.push(RunEvent::Protected { subject, every_us, files });
+        let is_adopted = matches!(self.request.what, Guarded::Process(_));
+        self.voice.outbox.push(RunEvent::Protected { subject, every_us, files, is_adopted });
     }
 
     /// Reports the start of the subject. `no_rewind` is the reason why files are not rolled back, and is reported too.
@@ -261,7 +262,11 @@ impl Guard {
         match self.request.adopted() {
             Some(pid) => {
                 let subject = self.claim.name.to_string();
+                let is_known = matches!(self.request.what, Guarded::Command(_));
                 self.report(RunEvent::Adopted { pid: pid.get(), subject });
+                if is_known && !self.request.launch.is_service {
+                    self.report(RunEvent::NotStartedTwice { pid: pid.get() });
+                }
             }
             None => {
                 let pid = self.rebuild.subject.pid().get();
@@ -342,13 +347,13 @@ fn claim(store: &Store, request: &RunRequest) -> Result<Claim> {
         (Some(name), _) => Claim::named(store, &SubjectName::chosen(name)?),
         (None, Guarded::Command(words)) => {
             let program = words.first().map(Path::new).and_then(Path::file_name);
-            Claim::after(store, &valid(&program.unwrap_or_default().to_string_lossy()))
+            Claim::after(store, &valid(&program.unwrap_or_default().to_string_lossy()), None)
         }
         (None, Guarded::Process(pid)) => match name_of(store, *pid)? {
             Some(name) => Claim::named(store, &name),
             None => {
                 let stat = procfs::stat(*pid).map_err(|_| engine::EngineError::NoProcess(*pid))?;
-                Claim::after(store, &valid(&stat.comm))
+                Claim::after(store, &valid(&stat.comm), Some(stat.key()))
             }
         },
     }

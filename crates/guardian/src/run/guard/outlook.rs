@@ -12,6 +12,7 @@ use model::{Pid, Sequence};
 use supervise::{FileChanges, FreshReason, Prospect, RestartPolicy, State, Survey};
 use tracee::{procfs, tree};
 
+use super::super::request::Guarded;
 use super::super::watching::BEGINNING;
 use super::actions::EACH_DIED;
 use super::parts::Guard;
@@ -82,8 +83,11 @@ impl Guard {
             survey.unchanged_from = self.rebuild.unchanged_from();
             prospect = machine.prospect(&survey, now);
         }
+        let can_start = matches!(self.request.what, Guarded::Command(_));
         let (brings, sequence, why) = match prospect {
             Prospect::Restored(sequence) => (Brings::Restore, Some(sequence), None),
+            // The command of an adopted program is not known.
+            Prospect::BegunAgain(why) | Prospect::BegunAnew(why) if !can_start => (Brings::End, None, why),
             Prospect::BegunAgain(_) => (Brings::Beginning, Some(BEGINNING), None),
             Prospect::BegunAnew(why) => (Brings::PresentFiles, None, why),
             Prospect::GivenUp => (Brings::End, None, None),
