@@ -210,7 +210,7 @@ pub enum GuardianError {
     /// No system runs in this store.
     /// Row: no-system
     #[error(
-        "no system is guarded in the store {store}\nhelp: `{up}` starts one; `--store` names another store",
+        "no system is guarded in the store {store}\nhelp: `{up}` starts one; `--store` names another store; a program of `undying run` ends when its guardian gets SIGTERM",
         store = store.display()
     )]
     NoSystem {

@@ -20,6 +20,7 @@
 use std::ffi::CString;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::ptr;
 
 use model::{ByteCount, Pid};
@@ -263,14 +264,24 @@ fn mark_with(
     }
     let errno = Errno::last();
     if errno != Errno::EBADF {
-        return Err(Error::path(operation, format!("/proc/self/fd/{number}"), errno));
+        return Err(Error::path(operation, name_of(number), errno));
     }
     // EBADF means that the descriptor was opened with O_PATH.
     let path = format!("/proc/self/fd/{number}");
     let name = CString::new(path.as_str()).map_err(|_| Error::path(operation, &path, Errno::EINVAL))?;
     // SAFETY: `name` is a string that ends with a zero byte. The kernel reads the string up to this byte.
     let result = unsafe { libc::fanotify_mark(group, flags, mask, libc::AT_FDCWD, name.as_ptr()) };
-    if result == 0 { Ok(()) } else { Err(Error::path(operation, path, Errno::last())) }
+    if result == 0 {
+        return Ok(());
+    }
+    let errno = Errno::last();
+    Err(Error::path(operation, name_of(number), errno))
+}
+
+/// Returns the path of the file of a descriptor. A number would tell the operator nothing.
+fn name_of(number: RawFd) -> PathBuf {
+    let link = PathBuf::from(format!("/proc/self/fd/{number}"));
+    std::fs::read_link(&link).unwrap_or(link)
 }
 
 /// Ignores ENOENT, because a mark that is to be removed may not exist.
