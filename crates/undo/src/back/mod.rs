@@ -210,7 +210,8 @@ pub fn remove(directory: &Path) -> Result<()> {
         return Ok(());
     }
     let storage = DiskStorage::open(directory)?;
-    crate::log::clear(&storage).map(drop)
+    crate::log::clear(&storage)?;
+    Ok(crate::log::remove_reserve(directory)?)
 }
 
 pub(crate) fn reachable_on(storage: &dyn Storage) -> Result<(Vec<Sequence>, Option<String>)> {

@@ -45,6 +45,7 @@ use reader::{Depth, End, ReadEpoch};
 use record::{AnyRecord, Kind};
 use removal::kept_of;
 pub(crate) use removal::{clear, remove_leftovers};
+pub(crate) use reserve::remove_reserve;
 use storage::{DiskStorage, LogFile, Storage};
 pub use writes::{Prepared, Writes};
 

@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use model::ByteCount;
@@ -22,6 +23,17 @@ pub(super) const RESERVE: ByteCount = ByteCount(8 << 20);
 const ROOM_MIN: ByteCount = ByteCount(2 * RESERVE.get());
 /// How often the amount is halved that a log file asks for. The last amount is 16 KiB.
 const HALVINGS: u32 = 10;
+
+/// Removes the reserve in the directory of a log. The log must not be open.
+pub(crate) fn remove_reserve(directory: &Path) -> sys::Result<()> {
+    let path = directory.join(NAME);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(sys::Error::path("remove", &path, error))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Reserved disk space.
 #[derive(Debug)]
