@@ -447,3 +447,24 @@ fn a_stopped_program_ends_when_it_is_asked_to() {
     ProcessId::of(Pid(parent.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
     assert_eq!(wait(&mut parent).code(), Some(143));
 }
+
+#[test]
+fn the_status_says_that_a_program_that_was_asked_to_end_is_not_restarted() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut guarded = Guarded::run(&lab, &["--every", "100ms"], "trap '' TERM; while :; do sleep 0.1; done");
+    guarded.await_checkpoints(2);
+    assert_eq!(guarded.status()["death_now"]["brings"], "restore");
+    ProcessId::of(Pid(guarded.guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
+    let status = until("the end in the status", || {
+        let status = guarded.status();
+        (status["death_now"]["brings"] == "end").then_some(status)
+    });
+    assert_eq!(status["death_now"]["why"], "the program was asked to end");
+    guarded.await_checkpoints(2);
+    assert_eq!(guarded.status()["death_now"]["brings"], "end");
+    ProcessId::of(Pid(status["pid"].as_i64().unwrap() as i32)).unwrap().signal(Signal::KILL).unwrap();
+    assert_eq!(wait(&mut guarded.guardian).code(), Some(137));
+}

@@ -173,10 +173,16 @@ impl Subject {
         match self.incarnation.ending {
             None => has_terminal && [HUP, INT, QUIT].into_iter().any(is_death_by),
             Some((signal, at)) => {
-                let is_soft = !self.plan.ends_on_request && (signal == INT || signal == QUIT);
-                !is_soft || is_death_by(signal) || now.saturating_duration_since(at) < SOFT_REQUEST
+                !self.is_soft(signal)
+                    || is_death_by(signal)
+                    || now.saturating_duration_since(at) < SOFT_REQUEST
             }
         }
+    }
+
+    /// Reports whether a program may take this signal as a request for something else than its end.
+    pub(super) fn is_soft(&self, signal: Signal) -> bool {
+        !self.plan.ends_on_request && (signal == INT || signal == QUIT)
     }
 
     pub(super) fn cleared(&mut self, now: Instant) {

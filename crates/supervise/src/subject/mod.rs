@@ -387,6 +387,12 @@ impl Subject {
         self.pace.longer_interval()
     }
 
+    /// Reports whether the program was asked to end, so that its death ends the run, whenever it comes.
+    #[must_use]
+    pub fn is_asked_to_end(&self) -> bool {
+        self.incarnation.ending.is_some_and(|(signal, _)| !self.is_soft(signal))
+    }
+
     /// Returns the time until which the costs of earlier checkpoints defer the next one.
     #[must_use]
     pub fn deferred_until(&self) -> Option<Instant> {

@@ -74,6 +74,12 @@ impl Guard {
         self.files.outlook_due = None;
         let is_restarted = self.request.policy != RestartPolicy::Never;
         let Some(log) = self.taking.tracer.log().filter(|_| is_restarted) else { return };
+        if self.driver.machine.is_asked_to_end() {
+            let why = Some("the program was asked to end".to_owned());
+            self.voice.record.facts.death_now =
+                Some(DeathNow { brings: Brings::End, why, ..DeathNow::default() });
+            return;
+        }
         let now = self.rebuild.host.clock.now();
         let mut survey = self.rebuild.survey_of(log.status().kept);
         let machine = &self.driver.machine;

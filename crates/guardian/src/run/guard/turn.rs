@@ -287,6 +287,8 @@ impl Guard {
         while let Some(request) = self.driver.signals.pop_front() {
             if let Request::End { signal, .. } = request {
                 self.feed(Event::EndRequested(signal));
+                self.renew_outlook();
+                self.voice.journal.set(&self.voice.record);
             }
             hand_on(request, &self.rebuild.subject)?;
         }
