@@ -155,7 +155,7 @@ impl fmt::Display for FilesReport {
             let and = if self.unknown.is_empty() { "" } else { "; " };
             write!(
                 f,
-                "{and}a checkpoint cannot be restored if one of these files has changed after it: {}",
+                "{and}if the program dies, no checkpoint is restored after which one of these files has changed: {}",
                 named(&self.in_place)
             )?;
         }

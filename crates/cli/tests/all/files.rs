@@ -183,7 +183,7 @@ fn a_file_changed_in_place_makes_the_restart_a_fresh_one_that_says_why() {
     let events = lab.say(["events", "job"]).stdout;
     assert!(events.contains("started from the beginning") && events.contains("data"), "{events}");
     let said = guarded.said();
-    assert!(said.contains("starts from its beginning if one of these files has changed"), "{said}");
+    assert!(said.contains("no checkpoint is restored after which one of these files has changed"), "{said}");
     assert!(said.contains("started from the beginning as pid"), "{said}");
     let names_files = || lab.say(["status", "job"]).stdout.contains("if the program dies");
     assert!(names_files());
