@@ -5,7 +5,7 @@
 //! Owns: the names of the variables, and the search for processes with a mark.
 //! Does not: find a process that has overwritten its environment.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use model::{Pid, ProcessKey};
 use tracee::procfs;
@@ -28,6 +28,15 @@ pub(crate) fn is_of_component(pid: Pid) -> bool {
 /// Reports whether a process has a mark. No process has the empty mark.
 pub(crate) fn is_on(pid: Pid, mark: &str) -> bool {
     !mark.is_empty() && of(pid).is_some_and(|own| own == mark.as_bytes())
+}
+
+/// Returns the processes of each mark.
+pub(crate) fn all() -> HashMap<Vec<u8>, Vec<Pid>> {
+    let mut found: HashMap<_, Vec<_>> = HashMap::new();
+    for pid in procfs::processes().unwrap_or_default() {
+        of(pid).into_iter().for_each(|mark| found.entry(mark).or_default().push(pid));
+    }
+    found
 }
 
 /// Returns the processes that have this mark, and the processes in the session whose leader was this dead root.

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use store::trust;
 use supervise::{End, State};
 use sys::Error;
-use tracee::procfs::{self, Stat};
+use tracee::procfs;
 
 use crate::error::{GuardianError, Result};
 use crate::files::FilesReport;
@@ -443,13 +443,6 @@ impl Record {
     /// Reports whether the root process that the record names still lives.
     pub(crate) fn has_root(&self) -> bool {
         self.is_of_this_boot() && self.root.is_alive()
-    }
-
-    /// Returns the living processes of the subject: those that have the mark of its guardian in their environment.
-    pub(crate) fn processes(&self) -> Vec<Stat> {
-        let found = if self.is_of_this_boot() { mark::recognised(&self.requests, None) } else { Vec::new() };
-        let stats = found.into_iter().filter_map(|pid| procfs::stat(pid).ok());
-        stats.filter(|stat| !stat.is_ending()).collect()
     }
 
     /// Reports whether this is a process of the subject: its root, or a process with the mark of its guardian.

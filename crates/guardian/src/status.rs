@@ -4,18 +4,22 @@
 //! Invariants: a dead guardian is detected, whatever its status file states.
 //! Does not: contact a guardian.
 
+use std::cell::LazyCell;
+use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
+use model::Pid;
 use serde::Serialize;
 use store::{Store, SubjectName};
 use sys::clock::Clock;
-use tracee::procfs::Stat;
+use tracee::procfs;
 
 use crate::error::{Found, GuardianError, Result};
 use crate::event::reason::headline;
 use crate::history::age;
 use crate::images;
 use crate::location::StoreLocation;
+use crate::mark;
 use crate::record::{Brings, DeathNow, Failing, Record, SubjectFacts, SubjectState};
 use crate::run::{adopt, without_numbers};
 use crate::system::{ChannelFacts, ComponentFacts, SystemRecord};
@@ -24,6 +28,9 @@ use crate::time;
 /// Number of successive missed checkpoints after which a subject counts as unprotected, and the minimum time for this.
 const ROUNDS_MISSED: f64 = 3.0;
 const MISSED_MIN: Duration = Duration::from_secs(2);
+
+/// The processes of each mark. They are searched once for all subjects, and only if a subject has ended.
+type Marked = LazyCell<HashMap<Vec<u8>, Vec<Pid>>>;
 
 /// One guarded subject.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
@@ -98,7 +105,8 @@ impl SubjectReport {
 /// The store cannot be read, it has no subject `name`, or the status of this subject cannot be read.
 pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<SubjectReport>> {
     let wanted: Option<SubjectName> = name.map(str::parse).transpose()?;
-    let mut found = location.rows(wanted.as_ref(), subject)?;
+    let marked = Marked::new(mark::all);
+    let mut found = location.rows(wanted.as_ref(), |store, name| subject(store, name, &marked))?;
     let system = location.open()?.map(|store| SystemRecord::read(&store)).transpose()?.flatten();
     if let Some(system) = system {
         if system.is_guarded() {
@@ -146,17 +154,17 @@ fn without_guardian(guardian: i32, way: &str) -> String {
 }
 
 /// Returns the report of one subject. Returns `None` if the subject was never guarded.
-fn subject(store: &Store, name: &SubjectName) -> Result<Option<SubjectReport>> {
+fn subject(store: &Store, name: &SubjectName, marked: &Marked) -> Result<Option<SubjectReport>> {
     let record = Record::read(&store.root().join(name.as_str()))?;
-    record.map(|record| report(store, name, record)).transpose()
+    record.map(|record| report(store, name, record, marked)).transpose()
 }
 
-fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectReport> {
+fn report(store: &Store, name: &SubjectName, record: Record, marked: &Marked) -> Result<SubjectReport> {
     let state = state(&record);
     let unprotected_because = unprotected(store, name, &record, state)?;
     let (taken, store_bytes) = stored(store, name, &record)?;
     let age = taken.and_then(|taken| Clock::default().wall().duration_since(taken).ok());
-    let left = if state.is_over() { left_by(&record) } else { Vec::new() };
+    let left = if state.is_over() { left_by(&record, marked) } else { Vec::new() };
     let mut facts = record.facts;
     if record.failing.is_some() {
         facts.achieved_hz = 0.0;
@@ -175,9 +183,12 @@ fn report(store: &Store, name: &SubjectName, record: Record) -> Result<SubjectRe
     })
 }
 
-fn left_by(record: &Record) -> Vec<LeftProcess> {
-    let of = |stat: Stat| LeftProcess { pid: stat.pid.get(), program: stat.comm };
-    record.processes().into_iter().map(of).collect()
+/// Returns the living processes of a subject that has ended.
+fn left_by(record: &Record, marked: &Marked) -> Vec<LeftProcess> {
+    let pids = marked.get(record.requests.as_bytes()).filter(|_| record.is_of_this_boot());
+    let stats = pids.into_iter().flatten().filter_map(|pid| procfs::stat(*pid).ok());
+    let living = stats.filter(|stat| !stat.is_ending());
+    living.map(|stat| LeftProcess { pid: stat.pid.get(), program: stat.comm }).collect()
 }
 
 /// Returns the time of the newest checkpoint, and the bytes that all checkpoints occupy on the disk. While the guardian lives, only the

@@ -3,9 +3,12 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::common::{Guarded, Lab, supported, until};
+use rustix::process::Signal;
+
+use crate::common::{Guarded, Lab, supported, until, wait};
 
 /// How long a program is observed after its first checkpoint, at least. With checkpoints that follow each other without
 /// a break, this is enough for more checkpoints than are kept.
@@ -131,4 +134,25 @@ fn the_guardian_needs_little_memory_beside_its_page_buffers() {
     assert!(largest > 1 << 20, "no memory was found: {largest}");
     assert!(largest <= 64 << 20, "{} MiB", largest >> 20);
     assert_eq!(guarded.end(), 0);
+}
+
+#[test]
+fn no_large_file_is_left_of_a_subject_without_checkpoints() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    let mut guarded = Guarded::run(&lab, &["--files", "rewind"], "echo begun > log; exec sleep 600");
+    guarded.await_checkpoints(2);
+    let reserve = lab.store().join("job/undo/reserve");
+    if !reserve.exists() {
+        return println!("unsupported: files-go-back");
+    }
+    guarded.signal(Signal::TERM);
+    assert_eq!(wait(&mut guarded.guardian).code(), Some(143));
+    assert_eq!(lab.say(["prune", "job", "--keep", "0"]).code, Some(0));
+    let mut du = Command::new("du");
+    let du = lab.call(du.args(["--summarize", "--block-size=1"]).arg(lab.store().join("job"))).stdout;
+    let left: u64 = du.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(left < 1 << 20, "{left} bytes");
 }

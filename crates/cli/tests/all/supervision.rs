@@ -349,6 +349,12 @@ fn another_command_is_not_started_under_the_name_of_a_living_program() {
     assert_eq!(said.code, Some(3), "{said:?}");
     assert!(said.stderr.contains(&format!("sleep still runs as pid {}", root.pid())), "{said:?}");
     assert!(said.stderr.contains(&format!("--adopt {}`", root.pid())), "{said:?}");
+    // Another process cannot take the name, either.
+    let mut other = lab.detached(Command::new("setsid").args(["sleep", "600"])).spawn().unwrap();
+    let said = lab.say(["run", "--name", "sleep", "--adopt", &other.id().to_string()]);
+    assert_eq!(said.code, Some(3), "{said:?}");
+    other.kill().unwrap();
+    other.wait().unwrap();
     // Without a chosen name, the program gets another one.
     assert_eq!(lab.say(["run", "--", "sleep", "0.1"]).code, Some(0));
     let status = lab.json(&["status"]);
@@ -457,7 +463,7 @@ fn the_status_says_that_a_program_that_was_asked_to_end_is_not_restarted() {
     let mut guarded = Guarded::run(&lab, &["--every", "100ms"], "trap '' TERM; while :; do sleep 0.1; done");
     guarded.await_checkpoints(2);
     assert_eq!(guarded.status()["death_now"]["brings"], "restore");
-    ProcessId::of(Pid(guarded.guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
+    guarded.signal(Signal::TERM);
     let status = until("the end in the status", || {
         let status = guarded.status();
         (status["death_now"]["brings"] == "end").then_some(status)

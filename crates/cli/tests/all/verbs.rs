@@ -3,12 +3,10 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use model::Pid;
 use rustix::process::Signal;
 use serde_json::Value;
-use testkit::ProcessId;
 
-use crate::common::{Guarded, Lab, supported, until, wait};
+use crate::common::{Guarded, Lab, supported, until};
 
 const VERBS: [&str; 20] = [
     "check",
@@ -600,25 +598,4 @@ fn a_pause_beyond_its_limit_is_shown() {
         let said = lab.say(["status", "job"]).stdout;
         assert_eq!(said.contains("10.0 ms, although pauses should take at most 5.0 ms"), is_shown, "{said}");
     }
-}
-
-#[test]
-fn no_large_file_is_left_of_a_subject_without_checkpoints() {
-    if !supported() {
-        return;
-    }
-    let lab = Lab::new();
-    let mut guarded = Guarded::run(&lab, &["--files", "rewind"], "echo begun > log; exec sleep 600");
-    guarded.await_checkpoints(2);
-    let reserve = lab.store().join("job/undo/reserve");
-    if !reserve.exists() {
-        return println!("unsupported: files-go-back");
-    }
-    ProcessId::of(Pid(guarded.guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
-    assert_eq!(wait(&mut guarded.guardian).code(), Some(143));
-    assert_eq!(lab.say(["prune", "job", "--keep", "0"]).code, Some(0));
-    let mut du = Command::new("du");
-    let du = lab.call(du.args(["--summarize", "--block-size=1"]).arg(lab.store().join("job"))).stdout;
-    let left: u64 = du.split_whitespace().next().unwrap().parse().unwrap();
-    assert!(left < 1 << 20, "{left} bytes");
 }

@@ -48,13 +48,22 @@ pub(super) fn recognise(request: &mut RunRequest) -> Result<Option<StartedAs>> {
 /// Returns the living program that an earlier `undying run` has started with the same command in the same directory, and
 /// its name.
 fn living(request: &RunRequest, wanted: Option<&StartedAs>) -> Result<Option<(SubjectName, ProcessKey)>> {
-    let Some(wanted) = wanted.filter(|_| !request.launch.is_service) else { return Ok(None) };
+    if request.launch.is_service {
+        return Ok(None);
+    }
     let Some(store) = request.store.open()? else { return Ok(None) };
-    let is_same = |record: &Record| record.started_as.as_ref().is_some_and(|it| it.is_same_command(wanted));
+    let is_same = |record: &Record| {
+        record
+            .started_as
+            .as_ref()
+            .zip(wanted)
+            .is_some_and(|(earlier, wanted)| earlier.is_same_command(wanted))
+    };
     if let Some(name) = &request.name {
         let name = SubjectName::chosen(name)?;
         return match unguarded(&store, &name) {
             Some((record, root)) if is_same(&record) => Ok(Some((name, root))),
+            Some((_, root)) if request.adopted() == Some(root.pid) => Ok(None),
             Some((record, root)) => Err(GuardianError::StillStarted {
                 name: name.to_string(),
                 pid: root.pid,

@@ -64,6 +64,11 @@ impl<'a> Guarded<'a> {
         })
     }
 
+    /// Sends a signal to the guardian.
+    pub(crate) fn signal(&self, signal: Signal) {
+        ProcessId::of(Pid(self.guardian.id() as i32)).unwrap().signal(signal).unwrap();
+    }
+
     pub(crate) fn await_checkpoints(&self, more: u64) {
         let count = || self.status()["checkpoints"].as_u64().unwrap();
         let from = count();
