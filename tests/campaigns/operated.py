@@ -277,12 +277,17 @@ class System:
         for client in clients:
             kind = "kept" if client.keeps else "new"
             said = collections.Counter(what for _, what in client.errors)
-            aliens = [(at, what) for at, what in client.errors if not self.announced.has(client.component, at, what)]
-            alien = collections.Counter(what for _, what in aliens)
+            aliens = [(at, what, detail) for (at, what), detail in zip(client.errors, client.details)
+                      if not self.announced.has(client.component, at, what)]
+            alien = collections.Counter(what for _, what, _ in aliens)
             self.say("%s %s, %s connections: %d answers, announced errors %s, longest %.0f ms" % (
                 self.name, client.component, kind, client.answered, dict(said - alien), client.longest * 1000))
             if alien or not client.answered:
-                first = ", the first after %.1f s" % self.seconds(aliens[0][0]) if aliens else ""
+                first = ""
+                if aliens:
+                    at, _, (error, opened, asked) = aliens[0]
+                    first = ", the first after %.1f s: %s, connection opened after %.1f s, question after %.1f s" % (
+                        self.seconds(at), error, self.seconds(opened), self.seconds(asked))
                 self.wrong.append("%s %s, %s connections: errors that are not announced: %s%s" % (
                     self.name, client.component, kind, dict(alien), first))
 

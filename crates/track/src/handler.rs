@@ -50,7 +50,7 @@ pub(crate) struct Handler {
 }
 
 #[derive(Debug)]
-struct Descriptors {
+pub(crate) struct Descriptors {
     /// Watches anonymous memory. If the process discards anonymous pages, the kernel removes their
     /// protection, so that a scan finds them as written. Therefore no message is needed, and the kernel sends
     /// none.
@@ -59,6 +59,16 @@ struct Descriptors {
     /// protection stays, and a scan does not find them. Therefore the kernel sends a message before it
     /// discards pages.
     announcing: OwnedFd,
+}
+
+impl Descriptors {
+    /// Returns the descriptor that watches mappings of a class.
+    pub(crate) fn fd_for(&self, class: Class) -> BorrowedFd<'_> {
+        match class {
+            Class::Anonymous => self.silent.as_fd(),
+            Class::PrivateFile | Class::Shared => self.announcing.as_fd(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -127,10 +137,12 @@ impl Handler {
     /// Returns the descriptor that watches mappings of a class.
     pub(crate) fn fd_for(&self, class: Class) -> BorrowedFd<'_> {
         let descriptors = self.descriptors.as_ref().expect("nothing is watched once they are closed");
-        match class {
-            Class::Anonymous => descriptors.silent.as_fd(),
-            Class::PrivateFile | Class::Shared => descriptors.announcing.as_fd(),
-        }
+        descriptors.fd_for(class)
+    }
+
+    /// Returns the descriptors for a thread that uses them from time to time. [`Self::close`] waits for the end of each use.
+    pub(crate) fn descriptors(&self) -> Weak<Descriptors> {
+        self.descriptors.as_ref().map_or_else(Weak::new, Arc::downgrade)
     }
 
     /// Closes the descriptors, which ends the watch. The process must be stopped. The handler thread ends

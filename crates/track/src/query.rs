@@ -36,6 +36,15 @@ pub(crate) fn written() -> PageQuery {
     PageQuery { rearm: false, ..rearm_with_content() }
 }
 
+/// Selects present pages that are written, without protecting them.
+pub(crate) const CHANGED: PageQuery = PageQuery {
+    all_of: Categories::WRITTEN.and(Categories::PRESENT),
+    any_of: Categories::NONE,
+    inverted: Categories::NONE,
+    reported: Categories::WRITTEN,
+    rearm: false,
+};
+
 /// Returns the query that selects present and swapped-out pages.
 pub(crate) const fn present() -> PageQuery {
     PageQuery {

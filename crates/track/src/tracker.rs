@@ -19,6 +19,7 @@ use tracee::{RemoteSession, WorkerPool};
 
 use crate::dirty::DirtyPages;
 use crate::error::TrackError;
+use crate::loosen::Loosener;
 
 /// Whether the process runs during a scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,9 +94,10 @@ pub trait Tracker: Send + Debug {
     /// (see [`Properties::rearms_running`]).
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError>;
 
-    /// Ends the protection of ranges of anonymous memory in the current round: their pages cause no more faults, and the
-    /// next scan reports all of them. A tracker may ignore any of the ranges.
-    fn loosen(&mut self, _ranges: &[AddressRange]) {}
+    /// Returns a handle that ends the protection of memory, if this tracker can do that between two scans.
+    fn loosener(&self) -> Option<Loosener> {
+        None
+    }
 
     /// Does the slow part of ending the tracking, while the process runs. No scan is possible afterwards.
     fn unwind(&mut self) {}

@@ -30,6 +30,7 @@ use crate::error::TrackError;
 use crate::finder::Inspector;
 use crate::full::ContentScan;
 use crate::handler::{Handler, Waiting};
+use crate::loosen::{LIFT_BYTES, Loosener};
 use crate::query;
 use crate::runs::{Run, Runs, Verdict};
 use crate::spans::Spans;
@@ -45,10 +46,6 @@ const SCAN_ATTEMPTS_MAX: usize = 3;
 /// Maximum number of attempts to protect a range while the process changes its mappings. During each attempt,
 /// the handler thread has some microseconds to read messages.
 const PROTECT_TRIES_MAX: usize = 100_000;
-
-/// Bytes of memory whose protection is lifted by one request. A request takes about 25 microseconds. The
-/// process cannot change its mappings during a request.
-const LIFT_BYTES: ByteCount = ByteCount(1 << 20);
 
 /// An address above all mappings of a process.
 const EVERYTHING_END: Address = Address(u64::MAX);
@@ -126,14 +123,8 @@ impl Tracker for Watch {
         }
     }
 
-    fn loosen(&mut self, ranges: &[AddressRange]) {
-        if self.mode == Mode::Async {
-            let fd = self.handler.fd_for(Class::Anonymous);
-            for piece in ranges.iter().flat_map(|range| range.pieces(LIFT_BYTES)) {
-                // After a refused request, the pages stay protected.
-                let _ = userfaultfd::lift(fd, piece);
-            }
-        }
+    fn loosener(&self) -> Option<Loosener> {
+        (self.mode == Mode::Async).then(|| Loosener::new(&self.content_scan.map, self.handler.descriptors()))
     }
 
     /// Lifts the protection of all watched memory in small requests. A request holds the mmap lock as a

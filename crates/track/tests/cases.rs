@@ -6,8 +6,8 @@ mod common;
 
 use common::case::{Case, DONTNEED, NONE, WATCHING, pages, split};
 use common::{Subject, attach, is_watched, part, scan_mapping, userfaultfds};
-use model::{Address, AddressRange, Pid};
-use sys::pagemap::Pagemap;
+use model::{Address, AddressRange, PAGE_BYTES, Pid};
+use sys::pagemap::{PageRegions, Pagemap};
 use tracee::StoppedTree;
 use tracee::procfs;
 use undying_track::{Content, DirtyPages, Moment, TrackError, Unwatched, UnwatchedReason};
@@ -54,6 +54,48 @@ fn huge_pages_report_writes_and_what_was_given_back() {
         assert!(read.contains(&(HUGE + 7)), "{name}: {read:?}");
         let (read, nothing) = case.after("advise", 2 * HUGE + 4, 2 * HUGE + 8, DONTNEED);
         assert_eq!([read, nothing].concat(), pages(2 * HUGE + 4, 2 * HUGE + 8), "{name}");
+    }
+}
+
+#[test]
+fn loose_pages_are_reported_and_looking_begins_no_round() {
+    let Some(mut case) = Case::new("pagemap-scan", &[("anon", 1024)]) else { return };
+    let area = case.areas[0];
+    let loosener = case.tracker.loosener().unwrap();
+    let mut regions = PageRegions::new();
+    let mut changed = |range| {
+        let mut found = Vec::new();
+        let asked = loosener.changed(range, &mut regions, |region: AddressRange| {
+            let first = |at: Address| (at.get() - area.start.get()) / PAGE_BYTES;
+            found.extend(first(region.start)..first(region.end));
+        });
+        asked.map(|()| found)
+    };
+    assert_eq!(changed(area).unwrap(), [], "all pages are protected");
+    case.subject.act("write", part(area, 30, 33), 7);
+    assert_eq!(changed(area).unwrap(), pages(30, 33));
+    assert_eq!(changed(part(area, 0, 31)).unwrap(), pages(30, 31), "the look has begun no round");
+    loosener.loosen(&[part(area, 100, 200)]);
+    assert_eq!(changed(area).unwrap(), [pages(30, 33), pages(100, 200)].concat());
+    // What becomes empty has no content that could be written.
+    case.subject.act("advise", part(area, 110, 120), DONTNEED);
+    assert_eq!(changed(part(area, 100, 120)).unwrap(), pages(100, 110));
+    let (read, nothing) = split(&case.scan(area));
+    assert_eq!(read, [pages(30, 33), pages(100, 110), pages(120, 200)].concat());
+    assert_eq!(nothing, pages(110, 120));
+    assert_eq!(changed(area).unwrap(), [], "all pages are protected again");
+    // A handle of a tracking that has ended changes nothing.
+    drop(case.tracker);
+    loosener.loosen(&[area]);
+    assert!(case.subject.is_alive());
+}
+
+#[test]
+fn only_the_tracker_that_needs_no_answers_can_loosen() {
+    for name in ["write-protect", "soft-dirty"] {
+        if let Some(case) = Case::new(name, &[("anon", 4)]) {
+            assert!(case.tracker.loosener().is_none(), "{name}");
+        }
     }
 }
 

@@ -21,6 +21,9 @@ class Client(threading.Thread):
         self.is_over, self.answered, self.longest = threading.Event(), 0, 0.0
         # The time and the name of each error.
         self.errors = []
+        # For each error: the error of the connection, and the times of its beginning and of the question.
+        self.details = []
+        self.opened = self.asked = 0.0
 
     def connect(self):
         if isinstance(self.address, int):
@@ -35,11 +38,14 @@ class Client(threading.Thread):
         while not self.is_over.is_set():
             begun, number = time.monotonic(), number + 1
             try:
-                connection = connection or self.connect()
+                self.asked = begun
+                if not connection:
+                    self.opened = begun
+                    connection = self.connect()
             except OSError as error:
                 # A connection that is in no checkpoint yet is reset at a death, also before connect(2) has returned.
                 is_reset = isinstance(error, ConnectionResetError)
-                self.failed("ended" if is_reset else "connect: " + errno.errorcode.get(error.errno, str(error)))
+                self.failed("ended" if is_reset else "connect: " + errno.errorcode.get(error.errno, str(error)), error)
                 time.sleep(PAUSE_S)
                 continue
             line = b"%d %d\n" % (id(self), number)
@@ -55,7 +61,7 @@ class Client(threading.Thread):
                     self.failed("answer: %r" % answer)
                 self.answered += 1
             except (OSError, EOFError) as error:
-                self.failed("ended" if isinstance(error, (EOFError, ConnectionError)) else "request: %s" % error)
+                self.failed("ended" if isinstance(error, (EOFError, ConnectionError)) else "request: %s" % error, error)
                 connection.close()
                 connection = None
             self.longest = max(self.longest, time.monotonic() - begun)
@@ -64,8 +70,9 @@ class Client(threading.Thread):
                 connection = None
             time.sleep(BETWEEN_S)
 
-    def failed(self, what):
+    def failed(self, what, error=None):
         self.errors.append((time.monotonic(), what))
+        self.details.append((repr(error), self.opened, self.asked))
 
 
 class Announced:

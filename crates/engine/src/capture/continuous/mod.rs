@@ -13,7 +13,7 @@ mod budget;
 mod copies;
 mod deferred;
 mod hot;
-mod huge;
+mod meanwhile;
 mod pace;
 mod precopy;
 mod rewritten;
@@ -41,7 +41,7 @@ use tracee::Urgent;
 use track::{Moment, TrackerKind};
 use undo::watch::CheckpointWatch;
 
-use self::huge::HugePages;
+use self::meanwhile::Meanwhile;
 use self::spaces::Spaces;
 use self::taken::Counts;
 pub(super) use self::taken::StoppedCapture;
@@ -80,7 +80,7 @@ pub struct Continuous {
     /// Time that the subject was stopped for aborted captures since the last checkpoint.
     aborted: Duration,
     expected: ExpectedPages,
-    huge_pages: HugePages,
+    meanwhile: Meanwhile,
     found: Found,
     /// Holds each packet that the subject sends. The packet is released when a checkpoint that was taken
     /// after the sending is durable.
@@ -125,7 +125,7 @@ impl Continuous {
             scans: 0,
             aborted: Duration::ZERO,
             expected: ExpectedPages::default(),
-            huge_pages: HugePages::new(),
+            meanwhile: Meanwhile::new(),
             found: Found::default(),
             hold: None,
             watched: Watched::default(),
@@ -259,6 +259,7 @@ impl Continuous {
     /// Discards the inspected state and the trackers, so that the next checkpoint is a full one. If the log
     /// has lost a checkpoint, the caller must call this method.
     pub fn start_over(&mut self) {
+        self.meanwhile.end();
         self.before = None;
         self.spaces.tracked.clear();
         self.is_whole = true;
@@ -316,7 +317,7 @@ impl Continuous {
         let options = CheckpointOptions { kill: false, ..options.clone() };
         let base = if self.is_whole { Base::Nothing } else { Base::Newest };
         let Some(epoch) = log.begin(options.sequence, base)? else { return Ok(None) };
-        self.huge_pages.end();
+        self.meanwhile.end();
         self.watched.begin(options.sequence);
         let outcome = take(self, epoch, &options);
         self.watched.resumed();
@@ -354,8 +355,9 @@ impl Continuous {
         let ticket = epoch.commit(records, before.meta(time, timings))?;
         phases[Phase::Finish] += laps.lap();
         self.spaces.dirty.make_room();
-        let are_worth_it = self.huge_pages.are_worth_it();
-        self.huge_pages.begin(self.spaces.learn(&before, are_worth_it));
+        let interval = self.meanwhile.lap();
+        let spaces = self.spaces.learn(&before, interval.is_some());
+        self.meanwhile.begin(spaces, interval.unwrap_or_default());
         let Counts { rounds, precopied, residual, slices, .. } = self.spaces.counts;
         let arming = arming + std::mem::take(&mut self.aborted);
         let boundary = self.watched.take();

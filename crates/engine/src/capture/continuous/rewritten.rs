@@ -4,15 +4,18 @@
 //! checkpoint, the faults only show what is known. Then the block is left *loose*: its pages are not protected, and the next
 //! scan reports them all. Copying the pages of a block that have not changed costs less than the faults of the others.
 //!
-//! Owns: the choice of the loose blocks of one process.
-//! Invariants: only blocks of anonymous memory that two successive checkpoints have found rewritten are loose. In each
-//! checkpoint, a part of them is protected, and shows whether the subject still rewrites them. If it does not, no block
-//! is loose any more.
+//! Owns: the choice of the loose blocks of one process, at a checkpoint and between two checkpoints.
+//! Invariants: after a checkpoint, only blocks of anonymous memory that two successive checkpoints have found rewritten are
+//! loose. In each checkpoint, a part of them is protected, and shows whether the subject still rewrites them. If it does
+//! not, no block is loose any more. Between two checkpoints, blocks become loose that will probably be found rewritten.
 //! Does not: protect pages; the tracker does.
 
-use model::{Address, AddressRange, PAGE_BYTES};
+use std::time::Duration;
+
+use model::{Address, AddressRange, PAGE_BYTES, RangeSet};
+use sys::pagemap::PageRegions;
 use sys::scratch::HUGE_PAGE_BYTES;
-use track::DirtyPages;
+use track::{DirtyPages, Loosener};
 
 /// Pages of a block. The kernel has one page table for each block, and at most one huge page.
 const BLOCK_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_BYTES;
@@ -57,21 +60,9 @@ impl Rewritten {
         if std::mem::replace(&mut self.is_scanned, true) {
             return;
         }
-        let counts = &mut self.counts;
-        let most = counts.capacity();
+        let most = self.counts.capacity();
         for found in dirty.ranges().iter().filter(|found| found.content.must_read()) {
-            let (mut page, end) = (found.range.start.get() / PAGE_BYTES, found.range.end.get() / PAGE_BYTES);
-            while page < end {
-                let block = page / BLOCK_PAGES;
-                let next = end.min((block + 1) * BLOCK_PAGES);
-                let is_full = counts.len() == most;
-                match counts.last_mut() {
-                    Some((last, count)) if *last == block => *count += next - page,
-                    _ if is_full => return,
-                    _ => counts.push((block, next - page)),
-                }
-                page = next;
-            }
+            count(&mut self.counts, found.range, most);
         }
     }
 
@@ -123,6 +114,99 @@ impl Rewritten {
     }
 }
 
+/// Adds the pages of a range to the numbers of pages in blocks. Ignores pages for which the list has not enough room.
+fn count(counts: &mut Vec<(u64, u64)>, range: AddressRange, most: usize) {
+    let (mut page, end) = (range.start.get() / PAGE_BYTES, range.end.get() / PAGE_BYTES);
+    while page < end {
+        let block = page / BLOCK_PAGES;
+        let next = end.min((block + 1) * BLOCK_PAGES);
+        let is_full = counts.len() == most;
+        match counts.last_mut() {
+            Some((last, count)) if *last == block => *count += next - page,
+            _ if is_full => return,
+            _ => counts.push((block, next - page)),
+        }
+        page = next;
+    }
+}
+
+/// Looks for rewritten blocks of one process between two checkpoints.
+#[derive(Debug)]
+pub(super) struct Looks {
+    /// The memory to look at. Consists of whole blocks.
+    memory: RangeSet,
+    /// The last look: its time after the checkpoint, and the numbers of changed pages in blocks, sorted by address.
+    last: Option<(Duration, Vec<(u64, u64)>)>,
+}
+
+impl Looks {
+    /// Prepares to look at anonymous mappings, without the blocks that are loose already. Returns `None` if no block is left.
+    pub(super) fn new(mappings: impl Iterator<Item = AddressRange>, loose: &[AddressRange]) -> Option<Self> {
+        let whole = mappings.filter_map(|mapping| {
+            let start = mapping.start.get().next_multiple_of(HUGE_PAGE_BYTES);
+            let end = mapping.end.get() / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+            (start < end).then(|| AddressRange::new(Address(start), Address(end)))
+        });
+        let mut memory: RangeSet = whole.collect();
+        loose.iter().for_each(|block| memory.remove(*block));
+        (!memory.is_empty()).then_some(Self { memory, last: None })
+    }
+
+    /// Looks, at a time after the checkpoint. Returns the blocks that the subject will probably have rewritten at the end of
+    /// the interval, sorted by address. Does not look at them again.
+    pub(super) fn take(
+        &mut self,
+        loosener: &Loosener,
+        regions: &mut PageRegions,
+        at: Duration,
+        interval: Duration,
+    ) -> Vec<AddressRange> {
+        let mut counts = Vec::new();
+        for range in self.memory.as_slice() {
+            // The program may have unmapped the range.
+            let _ = loosener.changed(*range, regions, |found| count(&mut counts, found, usize::MAX));
+        }
+        self.judge(counts, at, interval)
+    }
+
+    /// Judges the numbers of changed pages in blocks, sorted by address.
+    fn judge(&mut self, counts: Vec<(u64, u64)>, at: Duration, interval: Duration) -> Vec<AddressRange> {
+        let last = self.last.take();
+        let is_rewritten = |&&(block, changed): &&(u64, u64)| {
+            let before = last.as_ref().map(|(then, counts)| {
+                let found = counts.binary_search_by_key(&block, |(block, _)| *block);
+                (*then, found.map_or(0, |index| counts[index].1))
+            });
+            expected(before, (at, changed), interval) >= REWRITTEN_FROM as f64
+        };
+        let block = |(block, _): &(u64, u64)| {
+            let start = block * HUGE_PAGE_BYTES;
+            AddressRange::new(Address(start), Address(start + HUGE_PAGE_BYTES))
+        };
+        let chosen: Vec<AddressRange> = counts.iter().filter(is_rewritten).map(block).collect();
+        chosen.iter().for_each(|block| self.memory.remove(*block));
+        self.last = Some((at, counts));
+        chosen
+    }
+}
+
+/// Returns how many pages of a block will have changed at the end of an interval. `before` and `now` are the times of two
+/// looks and the numbers of changed pages then. Between the looks, each unchanged page was written with some probability in
+/// each unit of time; the result supposes that this probability stays. Without an earlier look, it supposes nothing: the
+/// changed pages can be a part that the subject writes all the time.
+fn expected(before: Option<(Duration, u64)>, now: (Duration, u64), end: Duration) -> f64 {
+    let unchanged = |changed: u64| BLOCK_PAGES.saturating_sub(changed) as f64;
+    let (at, left) = (now.0.as_secs_f64(), unchanged(now.1));
+    let at_end = match before {
+        Some((then, changed)) if now.1 > changed => {
+            let then = then.as_secs_f64();
+            left * (left / unchanged(changed)).powf((end.as_secs_f64() - at).max(0.0) / (at - then))
+        }
+        _ => left,
+    };
+    BLOCK_PAGES as f64 - at_end
+}
+
 #[cfg(test)]
 mod tests {
     use model::PageCount;
@@ -138,6 +222,10 @@ mod tests {
 
     fn pages(number: u64, count: u64) -> AddressRange {
         AddressRange::new(block(number), Address(block(number).get() + count * PAGE_BYTES))
+    }
+
+    fn block_range(number: u64) -> AddressRange {
+        pages(number, BLOCK_PAGES)
     }
 
     fn memory() -> Vec<AddressRange> {
@@ -208,6 +296,47 @@ mod tests {
         seen.sort_unstable_by_key(|range| range.start);
         seen.dedup();
         assert_eq!(seen, [5, 6, 7, 20].map(|number| pages(number, BLOCK_PAGES)));
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn blocks_that_fill_up_are_expected_to_be_rewritten() {
+        // A random writer that has written to 30 % of the pages in a second has written to 76 % after four.
+        let third = BLOCK_PAGES * 3 / 10;
+        let pages =
+            expected(Some((SECOND, third)), (2 * SECOND, third + (BLOCK_PAGES - third) * 3 / 10), 4 * SECOND);
+        assert!((pages - BLOCK_PAGES as f64 * 0.76).abs() < 2.0, "{pages}");
+        assert_eq!(expected(Some((SECOND, 9)), (2 * SECOND, BLOCK_PAGES), 4 * SECOND), BLOCK_PAGES as f64);
+    }
+
+    #[test]
+    fn pages_that_are_written_all_the_time_promise_nothing() {
+        let hot = (SECOND, REWRITTEN_FROM - 1);
+        assert!(expected(None, hot, 100 * SECOND) < REWRITTEN_FROM as f64);
+        let again = (2 * SECOND, REWRITTEN_FROM - 1);
+        assert!(expected(Some(hot), again, 100 * SECOND) < REWRITTEN_FROM as f64);
+        // The program has discarded some of them.
+        assert!(expected(Some(hot), (2 * SECOND, 1), 100 * SECOND) < REWRITTEN_FROM as f64);
+    }
+
+    #[test]
+    fn each_look_chooses_the_blocks_that_the_looks_before_have_left() {
+        let memory = [AddressRange::new(Address(block(8).get() + PAGE_BYTES), block(20)), block_range(30)];
+        let mut looks = Looks::new(memory.into_iter(), &[block_range(10)]).unwrap();
+        let left = [
+            AddressRange::new(block(9), block(10)),
+            AddressRange::new(block(11), block(20)),
+            block_range(30),
+        ];
+        assert_eq!(looks.memory.as_slice(), left);
+        let chosen = looks.judge(vec![(9, REWRITTEN_FROM), (11, 50), (30, 50)], SECOND, 8 * SECOND);
+        assert_eq!(chosen, [block_range(9)]);
+        let chosen = looks.judge(vec![(11, 51), (12, 100), (30, 150)], 2 * SECOND, 8 * SECOND);
+        assert_eq!(chosen, [block_range(12), block_range(30)]);
+        let left = [block_range(11), AddressRange::new(block(13), block(20))];
+        assert_eq!(looks.memory.as_slice(), left);
+        assert!(Looks::new([block_range(5)].into_iter(), &[block_range(5)]).is_none());
     }
 
     #[test]

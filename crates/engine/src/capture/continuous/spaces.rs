@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use model::{PageCount, Pid};
+use model::{AddressRange, PageCount, Pid};
 use sys::clock::{Clock, Deadline, Stopwatch};
 use sys::{huge_pages, pidfd};
 use tracee::procfs::Stat;
@@ -28,7 +28,7 @@ use super::super::process::Process;
 use super::super::watched::Watched;
 use super::budget::Budget;
 use super::copies::Habits;
-use super::huge::Blocks;
+use super::meanwhile::Space;
 use super::taken::Counts;
 use super::tracked::{EVERYTHING, Tracked};
 use super::tuning::Tuning;
@@ -171,24 +171,26 @@ impl Spaces {
         }
     }
 
-    /// Ends a checkpoint: decides how the next one treats pages that are written often. Returns the blocks that should be
-    /// huge pages until then, if they are worth their cost. Must not be called inside the pause.
-    pub(super) fn learn(&mut self, before: &Before, are_worth_it: bool) -> Vec<Blocks> {
+    /// Ends a checkpoint: decides how the next one treats pages that are written often. Returns the work until then, if huge
+    /// pages are worth their cost. Must not be called inside the pause.
+    pub(super) fn learn(&mut self, before: &Before, are_worth_it: bool) -> Vec<Space> {
         self.habits.pace.epoch_ended();
         let are_always = huge_pages::are_always_enabled();
-        let mut blocks = Vec::new();
+        let mut spaces = Vec::new();
         for (pid, tracked) in &mut self.tracked {
             let mut loose = tracked.learn();
             let Some(process) = before.processes.living.get(pid).filter(|_| are_worth_it) else { continue };
-            loose.retain(|block| process.space.has_huge_pages(*block, are_always));
+            let has_huge_pages = |range: AddressRange| process.space.has_huge_pages(range, are_always);
+            let looks = tracked.looks(has_huge_pages, &loose);
+            loose.retain(|block| has_huge_pages(*block));
             // The pid can already belong to another process. A request changes nothing there that it would notice.
-            if !loose.is_empty()
+            if (looks.is_some() || !loose.is_empty())
                 && let Ok(process) = pidfd::open(*pid)
             {
-                blocks.push(Blocks { process, ranges: loose });
+                spaces.push(Space { process, loose, looks });
             }
         }
-        blocks
+        spaces
     }
 
     /// Prepares trackers for the running processes that have no tracker. Skips a process that still uses the

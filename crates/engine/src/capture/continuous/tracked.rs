@@ -16,7 +16,7 @@ use resource::memory::Content as Wanted;
 use sys::clock::{Deadline, Stopwatch};
 use tracee::procfs::{Backing, Mapping};
 use tracee::{RemoteSession, Stopped, Thread, WorkerPool};
-use track::{Attach, Content, DirtyPages, Moment, TrackError, Tracker};
+use track::{Attach, Content, DirtyPages, Loosener, Moment, TrackError, Tracker};
 
 use super::super::address_space::Coverage;
 use super::super::copier::{Copier, PageSink};
@@ -25,7 +25,7 @@ use super::super::shared_pages;
 use super::budget::{BUFFER_MAKING, CHUNK};
 use super::deferred::Deferred;
 use super::hot::HotPages;
-use super::rewritten::Rewritten;
+use super::rewritten::{Looks, Rewritten};
 use super::together::{Filling, Together};
 use crate::error::Result;
 
@@ -208,8 +208,23 @@ impl Tracked {
     pub(super) fn learn(&mut self) -> Vec<AddressRange> {
         self.hot.learn();
         let loose = self.rewritten.learn(&self.grouped);
-        self.tracker.loosen(&loose);
+        if !loose.is_empty()
+            && let Some(loosener) = self.tracker.loosener()
+        {
+            loosener.loosen(&loose);
+        }
         loose
+    }
+
+    /// Prepares to look for blocks that are rewritten before the next checkpoint, in the anonymous mappings that `may`
+    /// selects. `loose` are blocks that are known already. Returns `None` if there is nothing to look at.
+    pub(super) fn looks(
+        &self,
+        may: impl Fn(AddressRange) -> bool,
+        loose: &[AddressRange],
+    ) -> Option<(Loosener, Looks)> {
+        let looks = Looks::new(self.grouped.iter().copied().filter(|mapping| may(*mapping)), loose)?;
+        Some((self.tracker.loosener()?, looks))
     }
 
     fn note(&mut self, dirty: &DirtyPages, sink: &dyn PageSink) -> Result<()> {
