@@ -12,7 +12,7 @@
 use std::path::{Path, PathBuf};
 
 use engine::{EngineError, Obstacle};
-use model::Pid;
+use model::{Pid, Word};
 use tracee::procfs;
 
 use crate::error::{GuardianError, Result};
@@ -117,7 +117,8 @@ fn locked_by(holder: Pid) -> Vec<PathBuf> {
 impl GuardedBy {
     fn obstacle(&self, pid: Pid) -> Obstacle {
         let is_default = StoreLocation::new(None).is_ok_and(|location| location.path() == self.store);
-        let store = if is_default { String::new() } else { format!(" --store {}", self.store.display()) };
+        let store = self.store.to_string_lossy();
+        let store = if is_default { String::new() } else { format!(" --store {}", Word(&store)) };
         Obstacle {
             pid,
             what: format!("guardian, pid {}", self.guardian),

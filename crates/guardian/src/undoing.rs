@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use engine::{Covered, EngineError, FileRecord, Rollback};
-use model::{Pid, Sequence};
+use model::{Pid, Sequence, Word};
 use serde::Serialize;
 use store::{Store, SubjectName};
 use sys::Error;
@@ -208,7 +208,7 @@ pub(crate) fn claim_of(location: &StoreLocation, image: &str) -> Result<Option<C
             let system = SystemRecord::read(&store)?;
             let is_component = system.is_some_and(|system| system.components.contains_key(&taken));
             let end = if is_component {
-                format!("undying --store {} stop {taken}", store.root().display())
+                format!("undying --store {} stop {taken}", Word(&store.root().to_string_lossy()))
             } else {
                 format!("kill {guardian}")
             };

@@ -14,4 +14,4 @@ mod text;
 pub use address::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
 pub use ids::{DescriptionId, Fd, Inode, Pid, ProcessKey, Sequence, Signal, StartTime, Tid};
 pub use range_set::RangeSet;
-pub use text::{Escaped, EscapedLines};
+pub use text::{Escaped, EscapedLines, Word};

@@ -1,9 +1,10 @@
 //! Untrusted text, escaped for output.
 //!
-//! Owns: `Escaped`, the only function through which messages, tables and log lines print untrusted text.
+//! Owns: `Escaped`, the only function through which messages, tables and log lines print untrusted text; `Word`, for
+//! commands that messages advise.
 //! Invariants: the output contains no character that moves the cursor, ends a line, or changes the order of displayed
 //! text. All other characters are unchanged.
-//! Does not: add quotes. A name may still look like words of the surrounding message.
+//! Does not: add quotes, except in `Word`. A name may still look like words of the surrounding message.
 
 use std::fmt::{self, Write as _};
 
@@ -29,6 +30,35 @@ pub struct EscapedLines<'a>(pub &'a str);
 impl fmt::Display for EscapedLines<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_escaped(f, self.0, |character| character == '\n')
+    }
+}
+
+/// Displays a text as one word of a shell command, so that a user can copy the command. Unsafe characters are escaped as
+/// bash, ksh and zsh read them (`$'\x1b'`).
+#[derive(Clone, Copy, Debug)]
+pub struct Word<'a>(pub &'a str);
+
+impl fmt::Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_plain = |character: char| character.is_alphanumeric() || "_./@%+=:,-".contains(character);
+        if self.0.contains(is_unsafe) {
+            f.write_str("$'")?;
+            for character in self.0.chars() {
+                match character {
+                    '\'' | '\\' => write!(f, "\\{character}")?,
+                    _ if is_unsafe(character) => {
+                        let bytes = character.encode_utf8(&mut [0; 4]).as_bytes().to_vec();
+                        bytes.iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))?;
+                    }
+                    _ => f.write_char(character)?,
+                }
+            }
+            f.write_char('\'')
+        } else if !self.0.is_empty() && self.0.chars().all(is_plain) {
+            f.write_str(self.0)
+        } else {
+            write!(f, "'{}'", self.0.replace('\'', "'\\''"))
+        }
     }
 }
 
@@ -74,5 +104,28 @@ mod tests {
             assert_eq!(Escaped(text).to_string(), shown);
         }
         assert_eq!(EscapedLines("a\x1b\nb").to_string(), "a\\u{1b}\nb");
+    }
+
+    #[test]
+    fn a_shell_reads_each_word_as_the_text() {
+        let all: String = (1..0x300).filter_map(char::from_u32).collect();
+        for text in [
+            "",
+            "plain/@1.0",
+            "with space",
+            "it's $HOME `id` \\",
+            "line\nbreak's \x1b[2J\\",
+            "größe",
+            "\u{202e}",
+            &all,
+        ] {
+            let command = format!("printf %s {}", Word(text));
+            let Ok(said) = std::process::Command::new("bash").args(["-c", &command]).output() else {
+                return println!("unsupported: bash");
+            };
+            assert_eq!(String::from_utf8_lossy(&said.stdout), text, "{command}");
+            assert!(!command.contains(is_unsafe), "{command:?}");
+        }
+        assert_eq!(Word("/var/lib/undying").to_string(), "/var/lib/undying");
     }
 }

@@ -443,7 +443,7 @@ fn a_damaged_undo_log_is_named() {
     bytes[middle] ^= 1;
     std::fs::write(&newest, bytes).unwrap();
     let said = keeping.restore("job", &[]);
-    assert!(said.code == Some(3) && said.stderr.contains("of the undo log is broken"), "{said:?}");
+    assert!(said.code == Some(3) && said.stderr.contains("the recorded changes of files"), "{said:?}");
 }
 
 /// Restores an image of a sleeping program that was made where the machine had run 1,000,000 s longer.

@@ -34,6 +34,9 @@ const MANY_DEPARTED: &str = " have left the program's tree and are in no checkpo
 const MANY_UNGUARDED: &str = ", which the program has started, go on and are not guarded; a daemon is guarded when it \
                               stays in the foreground";
 
+/// The advice after the last permitted restart.
+const GOES_ON: &str =
+    "; --max-restarts permits more, and `undying restore` continues from a checkpoint without a guardian";
 /// The advice after the second exit with the same code.
 const SUCCESS: &str = "; with --success, a run ends at the first exit with this code";
 const NOT_BEGUN_ANEW: &str = "the program is not restarted: each of its checkpoints led to another death, and its \
@@ -197,7 +200,8 @@ fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
         RunEvent::GaveUp { restarts, within_us } => {
             let within = Duration::from_micros(*within_us).as_secs();
-            write!(f, "gave up after {restarts} restarts within {within} s")
+            write!(f, "gave up after {restarts} restarts within {within} s")?;
+            f.write_str(if f.alternate() { GOES_ON } else { "" })
         }
         _ => Ok(()),
     }

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use model::ProcessKey;
+use model::{ProcessKey, Word};
 use store::{Store, SubjectName};
 use tracee::procfs;
 
@@ -90,7 +90,8 @@ pub(super) fn recorded(directory: &Path, new: &Record) -> Option<StartedAs> {
 pub(crate) fn adopt(store: &Store, name: &SubjectName, record: &Record) -> String {
     let hz = record.facts.requested_hz;
     let every = if hz > 0.0 { format!(" --every {:.0}ms", 1000.0 / hz) } else { String::new() };
-    format!("undying run --store {} --name {name}{every} --adopt {}", store.root().display(), record.root.pid)
+    let (store, pid) = (store.root().to_string_lossy(), record.root.pid);
+    format!("undying run --store {} --name {name}{every} --adopt {pid}", Word(&store))
 }
 
 fn unguarded(store: &Store, name: &SubjectName) -> Option<(Record, ProcessKey)> {

@@ -9,7 +9,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use model::Escaped;
+use model::Word;
 use serde::{Deserialize, Serialize};
 use store::{Store, trust};
 use sys::Error;
@@ -105,7 +105,7 @@ impl SystemRecord {
     /// Returns the command that starts the system again, or takes it over.
     pub(crate) fn up_again(&self, store: &Path) -> String {
         let file = self.file.to_string_lossy();
-        format!("undying up {} --store {}", Escaped(&file), Escaped(&store.to_string_lossy()))
+        format!("undying up {} --store {}", Word(&file), Word(&store.to_string_lossy()))
     }
 
     /// Reports whether the guardian that wrote the record still lives.

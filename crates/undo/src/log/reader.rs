@@ -159,10 +159,9 @@ impl ReadEpoch {
     pub(crate) fn broken_at(&self, boot: &str) -> Option<String> {
         let is_older = || "it was written before the machine was last started".to_owned();
         self.broken.clone().or_else(|| (self.boot != boot).then(is_older)).map(|why| {
-            let name = self.sequences.first().map_or("an epoch".to_owned(), |sequence| {
-                format!("the epoch since checkpoint {}", sequence.get())
-            });
-            format!("{name} of the undo log is broken: {why}")
+            let since = self.sequences.first();
+            let since = since.map_or_else(String::new, |first| format!(" since checkpoint {}", first.get()));
+            format!("the recorded changes of files{since} are incomplete: {why}")
         })
     }
 }

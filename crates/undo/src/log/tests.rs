@@ -69,7 +69,7 @@ fn the_oldest_epochs_are_dropped_when_the_log_is_full_and_never_the_newest() {
     assert_eq!(log.sequences(), sequences(&[10]));
     let (found, why) = reachable(&undo(&directory)).unwrap();
     assert_eq!(found, sequences(&[10]));
-    assert!(why.unwrap().contains("since checkpoint 9 of the undo log is broken: full"));
+    assert!(why.unwrap().contains("the recorded changes of files since checkpoint 9 are incomplete: full"));
 }
 
 #[test]
