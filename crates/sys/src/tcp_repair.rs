@@ -159,10 +159,12 @@ pub struct Info {
     pub acknowledged_bytes: u64,
     /// Number of bytes that have arrived in order. The FIN of the peer counts as one byte.
     pub received_bytes: u64,
+    /// Number of segments that were sent, and of segments that have arrived. They wrap around.
+    pub segments: (u32, u32),
 }
 
 /// Number of bytes of `struct tcp_info` that are read.
-const INFO_BYTES: usize = 136;
+const INFO_BYTES: usize = 144;
 
 /// Reads TCP_INFO of a socket.
 pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
@@ -173,6 +175,8 @@ pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
     const BACKLOG: usize = 28;
     const ACKNOWLEDGED_BYTES: usize = 120;
     const RECEIVED_BYTES: usize = 128;
+    const SENT_SEGMENTS: usize = 136;
+    const ARRIVED_SEGMENTS: usize = 140;
     let mut bytes = [0; INFO_BYTES];
     get(socket, INFO, &mut bytes)?;
     let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -189,6 +193,7 @@ pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
         backlog: word(BACKLOG),
         acknowledged_bytes: long(ACKNOWLEDGED_BYTES),
         received_bytes: long(RECEIVED_BYTES),
+        segments: (word(SENT_SEGMENTS), word(ARRIVED_SEGMENTS)),
     })
 }
 

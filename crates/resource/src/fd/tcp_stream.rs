@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+use sys::tcp_repair::Info;
 
 use super::pieces::Part;
 use crate::error::Result;
@@ -34,11 +35,37 @@ pub(super) enum Direction {
 pub(super) struct Streams {
     received: Stream,
     written: Stream,
+    /// The last read of the connection.
+    pub(super) last: Option<LastRead>,
+}
+
+/// What changes whenever a program or a packet changes a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Counters {
+    pub(super) info: Info,
+    /// Bytes in the receive queue.
+    pub(super) unread: usize,
+    /// Bytes in the send queue. A FIN counts as one byte.
+    pub(super) waiting: usize,
+    /// Bytes in the send queue that were never sent.
+    pub(super) unsent: usize,
+}
+
+/// A connection at its last read.
+#[derive(Debug)]
+pub(super) struct LastRead {
+    /// Read before the connection: after a packet during the read, they differ from the present ones.
+    pub(super) counters: Counters,
+    /// The encoded state of the connection, without the bytes of the queues.
+    pub(super) state: Vec<u8>,
+    /// The lengths of the receive queue and the send queue.
+    pub(super) lengths: [usize; 2],
 }
 
 impl Default for Streams {
     fn default() -> Self {
-        Self { received: Stream::new(Direction::Received), written: Stream::new(Direction::Written) }
+        let (received, written) = (Stream::new(Direction::Received), Stream::new(Direction::Written));
+        Self { received, written, last: None }
     }
 }
 
@@ -67,6 +94,11 @@ pub(super) struct Stream {
 impl Stream {
     fn new(direction: Direction) -> Self {
         Self { direction, first: 0, blocks: VecDeque::new(), rest: Vec::new(), end: 0 }
+    }
+
+    /// Returns the last `length` bytes as parts of the payload, if all of them are known and end at this sequence number.
+    pub(super) fn known(&self, end: u32, length: usize) -> Option<Vec<Part>> {
+        (end == self.end && length <= self.length()).then(|| self.parts(length))
     }
 
     /// Learns a queue of `length` bytes that ends at the sequence number `end`. Calls `read` with the number of bytes

@@ -12,6 +12,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use prost::Message as _;
 use rustix::net::Shutdown;
 use sys::socket::{self, Message};
 use sys::socket_option;
@@ -21,8 +22,8 @@ use sys::{Errno, Error};
 use super::super::inet_address::show;
 use super::super::pieces::Part;
 use super::super::socket_options::{PEEK_OFFSET, RECEIVE_BUFFER, REUSE_ADDRESS, SEND_BUFFER, make_room};
-use super::super::tcp_stream::{Direction, Streams};
-use super::state::{Connection, State};
+use super::super::tcp_stream::{Counters, Direction, LastRead, Streams};
+use super::state::{Connection, NAME, State};
 use super::{address, segment};
 use crate::error::{ResourceError, Result};
 
@@ -116,25 +117,67 @@ pub(super) struct QueueParts {
     pub(super) parts: Vec<Part>,
 }
 
+fn counters(socket: BorrowedFd<'_>) -> Result<Counters> {
+    Ok(Counters {
+        info: tcp_repair::info(socket)?,
+        unread: socket::readable_bytes(socket)?,
+        waiting: socket::unacknowledged_bytes(socket)?,
+        unsent: socket::unsent_bytes(socket)?,
+    })
+}
+
+/// Returns a connection and its queues, if nothing has changed since the last read.
+fn unchanged(
+    socket: BorrowedFd<'_>,
+    streams: &mut Streams,
+    now: Counters,
+) -> Result<Option<(Connection, Vec<QueueParts>)>> {
+    let Some(last) = streams.last.as_ref().filter(|last| last.counters == now) else { return Ok(None) };
+    let (lengths, mut connection) = (last.lengths, crate::error::decode::<Connection>(NAME, &last.state)?);
+    let mut queues = Vec::new();
+    for (direction, end, length) in [
+        (Direction::Received, connection.receive_end, lengths[0]),
+        (Direction::Written, connection.send_end, lengths[1]),
+    ] {
+        let Some(parts) = streams.of(direction).known(end, length) else { return Ok(None) };
+        queues.push(QueueParts { direction, parts });
+    }
+    if connection.timestamps {
+        connection.timestamp = tcp_repair::timestamp(socket)?;
+    }
+    Ok(Some((connection, queues)))
+}
+
 /// Reads an outside connection, which may receive packets during the read. The program is stopped, and neither reads
 /// from the socket nor writes to it. An arriving packet can only append bytes to the receive queue, or remove
 /// acknowledged bytes from the front of the send queue. `streams` contains the bytes that earlier checkpoints have
 /// read. The returned parts contain the bytes of the queues. The queues of the returned connection are empty.
+///
+/// A connection that has not changed since the last read is not set to repair mode. If this process were killed in repair
+/// mode, the connection would stay in it, and the program could not use the connection any more.
 pub(super) fn read_moving(
     socket: BorrowedFd<'_>,
     streams: &mut Streams,
 ) -> Result<(Connection, Vec<QueueParts>)> {
+    let counters = counters(socket)?;
+    if let Some(unchanged) = unchanged(socket, streams, counters)? {
+        return Ok(unchanged);
+    }
+    streams.last = None;
     let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
     tcp_repair::set_repair(socket, Repair::On)?;
-    let mut found = Vec::new();
+    let (mut found, mut lengths) = (Vec::new(), [0; 2]);
     let outcome = read_between_packets(socket, &mut |direction, end, length| {
         let read = |new| peek_last(socket, length, new);
         let (parts, length) = streams.of(direction).update(end, length, read)?;
+        lengths[usize::from(direction == Direction::Written)] = length;
         found.push(QueueParts { direction, parts });
         Ok((Vec::new(), length))
     });
     leave(socket, reuse, Repair::Off)?;
-    Ok((outcome?, found))
+    let connection = outcome?;
+    streams.last = Some(LastRead { counters, state: connection.encode_to_vec(), lengths });
+    Ok((connection, found))
 }
 
 fn read_between_packets(socket: BorrowedFd<'_>, read: &mut ReadQueue<'_>) -> Result<Connection> {

@@ -13,6 +13,8 @@ use super::super::in_flight::discover;
 use super::super::socket_events::events;
 use super::super::socket_family::IPPROTO_TCP;
 use super::super::sockets::{Sockets, may_repair};
+use sys::tcp_repair::{Queue, Repair};
+
 use super::super::tcp_stream::Streams;
 use super::super::test_support::{
     alone, capture, capture_again, capture_losing, create, describe_all, known_of,
@@ -626,6 +628,60 @@ fn queues_of_a_connection_are_read_piece_by_piece_while_packets_arrive() {
         assert!(sent - written.len() <= read + sys::socket::readable_bytes(client.as_fd()).unwrap());
     }
     assert!(sent > 3_000_000, "{sent}");
+}
+
+/// If this process were killed while a connection is in repair mode, the program could not use the connection any more.
+#[test]
+fn a_connection_that_has_not_changed_is_read_without_repair_mode() {
+    let _alone = alone();
+    if !may() {
+        return;
+    }
+    let (client, server) = pair("127.0.0.1:0");
+    let socket = server.as_fd();
+    // Entering repair mode resets the chosen queue. Outside of it, the choice has no other effect.
+    let choose = || {
+        tcp_repair::set_repair(socket, Repair::On).unwrap();
+        tcp_repair::choose_queue(socket, Queue::Send).unwrap();
+        tcp_repair::set_repair(socket, Repair::Off).unwrap();
+    };
+    let mut streams = Streams::default();
+    let mut read = || {
+        choose();
+        let (connection, queues) = connection::read_moving(socket, &mut streams).unwrap();
+        let bytes = |queue: &connection::QueueParts| {
+            queue.parts.iter().flat_map(|part| part.bytes().to_vec()).collect::<Vec<u8>>()
+        };
+        let was_in_repair_mode = tcp_repair::sequence(socket).is_err();
+        (was_in_repair_mode, (bytes(&queues[0]), bytes(&queues[1])), connection)
+    };
+    assert!(read().0, "nothing is known yet");
+    let none = (Vec::new(), Vec::new());
+    let (again, queues, idle) = read();
+    assert!(!again && queues == none, "{again} {queues:?}");
+    (&client).write_all(b"asks").unwrap();
+    while sys::socket::readable_bytes(socket).unwrap() < 4 {
+        std::thread::yield_now();
+    }
+    // The delayed acknowledgement is a change.
+    std::thread::sleep(Duration::from_millis(500));
+    let (again, queues, connection) = read();
+    assert!(again && queues.0 == b"asks", "{again} {queues:?}");
+    assert_eq!(connection.receive_end, idle.receive_end.wrapping_add(4));
+    let (again, queues, _) = read();
+    assert!(!again && queues.0 == b"asks", "{again} {queues:?}");
+    // The program reads: no packet is sent or received.
+    assert_eq!((&server).read(&mut [0; 2]).unwrap(), 2);
+    let (again, queues, _) = read();
+    assert!(again && queues.0 == b"ks", "{again} {queues:?}");
+    // The packets of the program do not leave the socket.
+    socket_option::attach_filter(client.as_fd(), &socket_option::FILTER_DROPS_ALL).unwrap();
+    (&server).write_all(b"answers").unwrap();
+    let (again, queues, _) = read();
+    assert!(again && queues.1 == b"answers", "{again} {queues:?}");
+    server.shutdown(std::net::Shutdown::Write).unwrap();
+    let (again, queues, _) = read();
+    assert!(again && queues.1 == b"answers", "{again} {queues:?}");
 }
 
 #[test]
