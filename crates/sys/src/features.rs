@@ -176,7 +176,7 @@ pub const REGISTRY: &[FeatureEntry] = &[
     FeatureEntry {
         feature: Feature::IoUring,
         need: Need::Optional,
-        purpose: "keeps several writes of an image in flight; without it they go one by one",
+        purpose: "keeps several writes of an image in flight, and reads live TCP connections in one call; without it one by one",
         fix: "use a kernel with CONFIG_IO_URING, and set kernel.io_uring_disabled to 0",
         probe: probes::io_uring,
     },

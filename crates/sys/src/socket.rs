@@ -215,6 +215,27 @@ const PARTS_MAX: usize = 1024;
 /// Peeks into the bytes of a stream socket, and copies the bytes behind the first `skip` bytes into `bytes`. Returns
 /// the number of bytes that the kernel has copied, including the skipped bytes.
 pub fn peek_behind(socket: BorrowedFd<'_>, skip: usize, bytes: &mut [u8]) -> Result<usize> {
+    with_peek_header(skip, bytes, |header| {
+        // SAFETY: the parts of the header are valid during the call.
+        let result = unsafe { libc::recvmsg(socket.as_raw_fd(), header, PEEK) };
+        if result >= 0 {
+            return Ok(result as usize);
+        }
+        let errno = Errno::last();
+        if errno.0 == libc::EAGAIN { Ok(0) } else { Err(Error::new("peek into a socket", errno)) }
+    })
+}
+
+/// The flags of a peek.
+pub(crate) const PEEK: libc::c_int = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+
+/// Calls `peek` with a message header that receives the bytes behind the first `skip` bytes into `bytes`. The header is valid
+/// during the call.
+pub(crate) fn with_peek_header<T>(
+    skip: usize,
+    bytes: &mut [u8],
+    peek: impl FnOnce(&mut libc::msghdr) -> T,
+) -> T {
     let mut scratch = vec![0_u8; skip.div_ceil(PARTS_MAX - 1).max(SKIP_BYTES).min(skip)];
     let mut parts = Vec::with_capacity(PARTS_MAX);
     let mut left = skip;
@@ -228,15 +249,9 @@ pub fn peek_behind(socket: BorrowedFd<'_>, skip: usize, bytes: &mut [u8]) -> Res
     let mut header: libc::msghdr = unsafe { zeroed() };
     header.msg_iov = parts.as_mut_ptr();
     header.msg_iovlen = parts.len();
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: every part points into `scratch` or `bytes`, which live through the call. Parts may overlap: the kernel
-    // fills one after the other, and the content of `scratch` is not used.
-    let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
-    if result >= 0 {
-        return Ok(result as usize);
-    }
-    let errno = Errno::last();
-    if errno.0 == libc::EAGAIN { Ok(0) } else { Err(Error::new("peek into a socket", errno)) }
+    // Every part points into `scratch` or `bytes`, which live through the call. Parts may overlap: the kernel fills one after
+    // the other, and the content of `scratch` is not used.
+    peek(&mut header)
 }
 
 /// Discards all messages in the queue of a datagram socket, with their descriptors.

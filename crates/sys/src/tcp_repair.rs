@@ -1,7 +1,7 @@
 //! Reads and sets the internal state of a TCP connection in *repair mode*, in which the kernel sends no
 //! packets.
 //!
-//! Owns: the TCP_REPAIR family of options, and TCP_INFO.
+//! Owns: the TCP_REPAIR family of options, TCP_INFO, and the peek into a send queue in one system call.
 //! Invariants: values are passed through unchanged.
 //! Does not: decide the order in which the values are read or set.
 //!
@@ -11,9 +11,14 @@
 //! Fallback: none; a checkpoint is refused, and the error names the established connections
 
 use std::mem::{offset_of, size_of};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
 
-use crate::error::Result;
+use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::error::{Errno, Error, Result};
+use crate::feature::{self, Feature};
+use crate::socket;
 use crate::socket_option::{SocketOption, get, get_int, set, set_int};
 
 const fn option(number: i32, name: &'static str) -> SocketOption {
@@ -151,6 +156,8 @@ pub struct Info {
     pub send_scale: u8,
     /// Shift count of our window.
     pub receive_scale: u8,
+    /// Number of bytes of a full segment without its options.
+    pub segment: u32,
     /// Number of segments that are not acknowledged. For a listener: the connections that wait to be accepted.
     pub unacknowledged: u32,
     /// Backlog of a listener: the maximum number of waiting connections.
@@ -161,24 +168,29 @@ pub struct Info {
     pub received_bytes: u64,
     /// Number of segments that were sent, and of segments that have arrived. They wrap around.
     pub segments: (u32, u32),
+    /// Send window and receive window in bytes. `None` before Linux 6.2.
+    pub windows: Option<(u32, u32)>,
 }
 
 /// Number of bytes of `struct tcp_info` that are read.
-const INFO_BYTES: usize = 144;
+const INFO_BYTES: usize = 236;
 
 /// Reads TCP_INFO of a socket.
 pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
     const STATE: usize = 0;
     const OPTIONS: usize = 5;
     const SCALES: usize = 6;
+    const SEGMENT: usize = 16;
     const UNACKNOWLEDGED: usize = 24;
     const BACKLOG: usize = 28;
     const ACKNOWLEDGED_BYTES: usize = 120;
     const RECEIVED_BYTES: usize = 128;
     const SENT_SEGMENTS: usize = 136;
     const ARRIVED_SEGMENTS: usize = 140;
+    const SEND_WINDOW: usize = 228;
+    const RECEIVE_WINDOW: usize = 232;
     let mut bytes = [0; INFO_BYTES];
-    get(socket, INFO, &mut bytes)?;
+    let length = get(socket, INFO, &mut bytes)?;
     let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     // On this architecture, the low half of an integer is stored first.
     let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
@@ -189,17 +201,159 @@ pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
         scaling: bytes[OPTIONS] & 4 != 0,
         send_scale: bytes[SCALES] & 0xf,
         receive_scale: bytes[SCALES] >> 4,
+        segment: word(SEGMENT),
         unacknowledged: word(UNACKNOWLEDGED),
         backlog: word(BACKLOG),
         acknowledged_bytes: long(ACKNOWLEDGED_BYTES),
         received_bytes: long(RECEIVED_BYTES),
         segments: (word(SENT_SEGMENTS), word(ARRIVED_SEGMENTS)),
+        windows: (length == INFO_BYTES).then(|| (word(SEND_WINDOW), word(RECEIVE_WINDOW))),
     })
 }
 
 /// Enters or leaves repair mode. Leaving repair mode clears SO_REUSEADDR.
 pub fn set_repair(socket: BorrowedFd<'_>, repair: Repair) -> Result<()> {
     set_int(socket, REPAIR, repair as i32)
+}
+
+const REUSE_ADDRESS: SocketOption =
+    SocketOption { level: libc::SOL_SOCKET, number: libc::SO_REUSEADDR, name: "SO_REUSEADDR" };
+
+/// The ring for requests that are executed at once.
+enum Ring {
+    New,
+    Ready(IoUring),
+    /// The kernel has refused.
+    Unsupported,
+}
+
+static RING: Mutex<Ring> = Mutex::new(Ring::New);
+
+/// Maximum number of requests that are executed at once.
+const REQUESTS_MAX: usize = 6;
+
+/// Peeks into the send queue of a live connection: copies the bytes behind the first `skip` bytes into `bytes`. Returns the
+/// number of bytes in the queue, including the skipped bytes, or `None` if this kernel cannot do that. `reuse` is the present
+/// value of SO_REUSEADDR.
+///
+/// The connection enters and leaves repair mode in one io_uring_enter(2). SIGKILL does not interrupt this call, so a
+/// connection never stays in repair mode when this process is killed. With single calls it could, and the next recv(2) of the
+/// program would fail with EPERM.
+///
+/// # Errors
+///
+/// The kernel cannot peek. The connection has left repair mode.
+pub fn peek_send_queue(
+    socket: BorrowedFd<'_>,
+    reuse: i32,
+    skip: usize,
+    bytes: &mut [u8],
+) -> Result<Option<usize>> {
+    let fd = types::Fd(socket.as_raw_fd());
+    let peeked = socket::with_peek_header(skip, bytes, |header| {
+        let peek = opcode::RecvMsg::new(fd, &raw mut *header).flags(socket::PEEK as u32).build();
+        // SAFETY: the header is valid until this call returns.
+        unsafe { in_repair_mode(socket, reuse, Queue::Send, Some(peek)) }
+    })?;
+    match peeked {
+        Some(count) if count < 0 && -count != libc::EAGAIN => {
+            Err(Error::new("peek into the send queue of a TCP connection", Errno(-count)))
+        }
+        peeked => Ok(peeked.map(|count| count.max(0) as usize)),
+    }
+}
+
+/// Returns the sequence numbers after the end of the receive queue and of the send queue of a live connection, or `None` if
+/// this kernel cannot do that. The connection enters and leaves repair mode at once, as in [`peek_send_queue`].
+///
+/// # Errors
+///
+/// The kernel does not tell the numbers. The connection has left repair mode.
+pub fn sequences(socket: BorrowedFd<'_>, reuse: i32) -> Result<Option<(u32, u32)>> {
+    let of = |queue| {
+        // The kernel keeps the choice of the queue, and tells the number also outside of repair mode.
+        // SAFETY: no further request.
+        let chosen = unsafe { in_repair_mode(socket, reuse, queue, None) }?;
+        chosen.map(|_| sequence(socket)).transpose()
+    };
+    Ok(of(Queue::Receive)?.zip(of(Queue::Send)?))
+}
+
+/// Sets a connection to repair mode, chooses a queue, executes a further request, and leaves repair mode, all at once. Returns
+/// the result of the further request, or `None` if this kernel cannot do that.
+///
+/// # Safety
+///
+/// What the further request refers to is valid during this call.
+unsafe fn in_repair_mode(
+    socket: BorrowedFd<'_>,
+    reuse: i32,
+    queue: Queue,
+    further: Option<squeue::Entry>,
+) -> Result<Option<i32>> {
+    if !feature::enabled(Feature::IoUring) {
+        return Ok(None);
+    }
+    let mut guard = RING.lock().unwrap_or_else(PoisonError::into_inner);
+    if matches!(*guard, Ring::New) {
+        let ring = IoUring::new(REQUESTS_MAX.next_power_of_two() as u32);
+        *guard = ring.map_or(Ring::Unsupported, Ring::Ready);
+    }
+    let Ring::Ready(ring) = &mut *guard else { return Ok(None) };
+    let fd = types::Fd(socket.as_raw_fd());
+    let values = [Repair::On as i32, queue as i32, Repair::Off as i32, i32::from(reuse != 0)];
+    let set = |option: SocketOption, value: &i32| {
+        let value = (&raw const *value).cast();
+        let length = size_of::<i32>() as u32;
+        opcode::SetSockOpt::new(fd, option.level as u32, option.number as u32, value, length).build()
+    };
+    let enter = [set(REPAIR, &values[0]), set(REPAIR_QUEUE, &values[1])];
+    let leave = [set(REPAIR, &values[2]), set(REUSE_ADDRESS, &values[3])];
+    let place = further.as_ref().map(|_| enter.len());
+    let entries: Vec<_> = enter.into_iter().chain(further).chain(leave).collect();
+    // SAFETY: the requests refer to `values`, and to what the caller keeps valid.
+    let outcome = unsafe { execute(ring, &entries) };
+    match outcome {
+        Ok(results) if !results.iter().enumerate().any(|(at, result)| *result < 0 && Some(at) != place) => {
+            Ok(Some(place.map_or(0, |place| results[place])))
+        }
+        _ => {
+            *guard = Ring::Unsupported;
+            // Only some of the requests may have been executed.
+            set_repair(socket, Repair::Off)?;
+            set_int(socket, REUSE_ADDRESS, i32::from(reuse != 0))?;
+            Ok(None)
+        }
+    }
+}
+
+/// Executes requests in their order, and returns their results.
+///
+/// # Safety
+///
+/// What the requests refer to is valid during this call.
+unsafe fn execute(
+    ring: &mut IoUring,
+    entries: &[squeue::Entry],
+) -> std::result::Result<[i32; REQUESTS_MAX], Errno> {
+    for (place, entry) in entries.iter().enumerate() {
+        let entry = entry.clone().user_data(place as u64);
+        // SAFETY: the caller keeps valid what the request refers to, and this function returns after all results.
+        unsafe { ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
+    }
+    let (mut results, mut count) = ([0; REQUESTS_MAX], 0);
+    while count < entries.len() {
+        match ring.submit_and_wait(entries.len() - count) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Errno(error.raw_os_error().unwrap_or(libc::EIO))),
+            Ok(_) => {}
+        }
+        for completion in ring.completion() {
+            results[completion.user_data() as usize] = completion.result();
+            count += 1;
+        }
+    }
+    Ok(results)
 }
 
 /// Chooses the queue to which the following calls refer: reads and changes of sequence numbers, peeks, and

@@ -70,6 +70,12 @@ impl Default for Streams {
 }
 
 impl Streams {
+    /// Forgets the known bytes. Keeps the last read.
+    pub(super) fn forget(&mut self) {
+        self.received.clear();
+        self.written.clear();
+    }
+
     pub(super) fn of(&mut self, direction: Direction) -> &mut Stream {
         match direction {
             Direction::Received => &mut self.received,

@@ -62,7 +62,7 @@ mod tests {
         assert_eq!((&one[..8], &one[24..]), (&42_u64.to_ne_bytes()[..], &content[24..]));
         assert_ne!(one[8..24], other[8..24], "two restores of one image differ");
         assert_eq!(after(&content, b"other"), content);
-        assert_eq!(after(&[], NAME.as_bytes()), []);
+        assert_eq!(after(&[], NAME.as_bytes()), [] as [u8; 0]);
         assert_eq!(after(&8_u64.to_ne_bytes(), NAME.as_bytes()), 9_u64.to_ne_bytes());
     }
 }

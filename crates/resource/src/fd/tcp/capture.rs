@@ -42,6 +42,7 @@ use super::super::sockets::Sockets;
 use super::super::tcp_progress::{self, Progress};
 use super::super::vacated;
 use super::connection::{self, After, QueueParts};
+use super::live;
 use super::state::{Ended, Listener, NAME, State};
 use crate::error::{ResourceError, Result};
 
@@ -225,17 +226,17 @@ impl Capture {
             }
             saved.connection = Some(connection);
         } else if is_inside {
-            saved.connection = Some(connection::read(socket, After::GoesOn)?);
+            let cookie = self.cookie(socket)?;
+            let read = self.sockets.with_streams(cookie, |streams| live::read_inside(socket, streams));
+            saved.connection = Some(read?);
         } else {
             if saved.was_shut() {
                 saved.ended = Some(Ended { received: peek(socket)?, failed: false });
             }
             let is_whole = self.seen.is_held && tcp_progress::is_open(saved.tcp_state());
             if is_whole {
-                let cookie =
-                    self.recent.as_ref().map_or_else(|| socket::cookie(socket), |one| Ok(one.cookie))?;
-                let read =
-                    self.sockets.with_streams(cookie, |streams| connection::read_moving(socket, streams));
+                let cookie = self.cookie(socket)?;
+                let read = self.sockets.with_streams(cookie, |streams| live::read_moving(socket, streams));
                 let (connection, queues) = read?;
                 (saved.connection, self.queues) = (Some(connection), queues);
             }
@@ -243,6 +244,11 @@ impl Capture {
             self.note_progress(socket, saved, if is_kept { Keep::Any } else { Keep::Idle })?;
         }
         Ok(())
+    }
+
+    /// Returns the cookie of the socket.
+    fn cookie(&self, socket: BorrowedFd<'_>) -> Result<u64> {
+        Ok(self.recent.as_ref().map_or_else(|| socket::cookie(socket), |one| Ok(one.cookie))?)
     }
 
     /// Marks the socket, so that the packet filter holds back its output. Does nothing if output is not held back. If

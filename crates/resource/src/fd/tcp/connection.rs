@@ -12,7 +12,6 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use prost::Message as _;
 use rustix::net::Shutdown;
 use sys::socket::{self, Message};
 use sys::socket_option;
@@ -22,8 +21,8 @@ use sys::{Errno, Error};
 use super::super::inet_address::show;
 use super::super::pieces::Part;
 use super::super::socket_options::{PEEK_OFFSET, RECEIVE_BUFFER, REUSE_ADDRESS, SEND_BUFFER, make_room};
-use super::super::tcp_stream::{Counters, Direction, LastRead, Streams};
-use super::state::{Connection, NAME, State};
+use super::super::tcp_stream::{Direction, Streams};
+use super::state::{Connection, State};
 use super::{address, segment};
 use crate::error::{ResourceError, Result};
 
@@ -34,7 +33,7 @@ const WRITE_BYTES: usize = 64 * 1024;
 /// restore uses twice the length of the queue and this number of bytes.
 const ROOM_EXTRA: usize = 256 * 1024;
 /// Maximum number of times that a connection is read again because a packet has changed its state during a read.
-const READS_MAX: usize = 8;
+pub(super) const READS_MAX: usize = 8;
 
 /// Number of known bytes at the end of the queue that are copied again. While the queue is copied, the peer may
 /// acknowledge this number of bytes at its front, and the new bytes are still complete.
@@ -117,67 +116,22 @@ pub(super) struct QueueParts {
     pub(super) parts: Vec<Part>,
 }
 
-fn counters(socket: BorrowedFd<'_>) -> Result<Counters> {
-    Ok(Counters {
-        info: tcp_repair::info(socket)?,
-        unread: socket::readable_bytes(socket)?,
-        waiting: socket::unacknowledged_bytes(socket)?,
-        unsent: socket::unsent_bytes(socket)?,
-    })
-}
-
-/// Returns a connection and its queues, if nothing has changed since the last read.
-fn unchanged(
-    socket: BorrowedFd<'_>,
-    streams: &mut Streams,
-    now: Counters,
-) -> Result<Option<(Connection, Vec<QueueParts>)>> {
-    let Some(last) = streams.last.as_ref().filter(|last| last.counters == now) else { return Ok(None) };
-    let (lengths, mut connection) = (last.lengths, crate::error::decode::<Connection>(NAME, &last.state)?);
-    let mut queues = Vec::new();
-    for (direction, end, length) in [
-        (Direction::Received, connection.receive_end, lengths[0]),
-        (Direction::Written, connection.send_end, lengths[1]),
-    ] {
-        let Some(parts) = streams.of(direction).known(end, length) else { return Ok(None) };
-        queues.push(QueueParts { direction, parts });
-    }
-    if connection.timestamps {
-        connection.timestamp = tcp_repair::timestamp(socket)?;
-    }
-    Ok(Some((connection, queues)))
-}
-
-/// Reads an outside connection, which may receive packets during the read. The program is stopped, and neither reads
-/// from the socket nor writes to it. An arriving packet can only append bytes to the receive queue, or remove
-/// acknowledged bytes from the front of the send queue. `streams` contains the bytes that earlier checkpoints have
-/// read. The returned parts contain the bytes of the queues. The queues of the returned connection are empty.
-///
-/// A connection that has not changed since the last read is not set to repair mode. If this process were killed in repair
-/// mode, the connection would stay in it, and the program could not use the connection any more.
-pub(super) fn read_moving(
+/// Reads an outside connection like [`super::live::read_moving`], on a kernel that shows too little outside of repair mode.
+pub(super) fn read_in_repair_mode(
     socket: BorrowedFd<'_>,
     streams: &mut Streams,
 ) -> Result<(Connection, Vec<QueueParts>)> {
-    let counters = counters(socket)?;
-    if let Some(unchanged) = unchanged(socket, streams, counters)? {
-        return Ok(unchanged);
-    }
-    streams.last = None;
     let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
     tcp_repair::set_repair(socket, Repair::On)?;
-    let (mut found, mut lengths) = (Vec::new(), [0; 2]);
+    let mut queues = Vec::new();
     let outcome = read_between_packets(socket, &mut |direction, end, length| {
-        let read = |new| peek_last(socket, length, new);
+        let read = |new| peek_last(length, new, |skip, bytes| peek_behind(socket, skip, bytes));
         let (parts, length) = streams.of(direction).update(end, length, read)?;
-        lengths[usize::from(direction == Direction::Written)] = length;
-        found.push(QueueParts { direction, parts });
+        queues.push(QueueParts { direction, parts });
         Ok((Vec::new(), length))
     });
     leave(socket, reuse, Repair::Off)?;
-    let connection = outcome?;
-    streams.last = Some(LastRead { counters, state: connection.encode_to_vec(), lengths });
-    Ok((connection, found))
+    Ok((outcome?, queues))
 }
 
 fn read_between_packets(socket: BorrowedFd<'_>, read: &mut ReadQueue<'_>) -> Result<Connection> {
@@ -231,6 +185,26 @@ fn read_once(socket: BorrowedFd<'_>) -> Result<Connection> {
 /// which is smaller if the peer has acknowledged bytes meanwhile.
 type ReadQueue<'a> = dyn FnMut(Direction, u32, usize) -> Result<(Vec<u8>, usize)> + 'a;
 
+/// The FINs of a connection. The kernel counts each as a byte.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fins {
+    pub(super) received: bool,
+    pub(super) sent: bool,
+    /// Our FIN is in the send queue.
+    pub(super) waits: bool,
+}
+
+impl Fins {
+    pub(super) fn of(state: Option<TcpState>) -> Self {
+        let received = matches!(state, Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck));
+        let sent = matches!(
+            state,
+            Some(TcpState::FinWait1 | TcpState::FinWait2 | TcpState::Closing | TcpState::LastAck)
+        );
+        Self { received, sent, waits: sent && state != Some(TcpState::FinWait2) }
+    }
+}
+
 /// Reads the remaining state of one end. The receive queue ends at the sequence number `end`, and contains `unread`
 /// bytes.
 fn read_queues(
@@ -239,18 +213,12 @@ fn read_queues(
     (end, unread): (u32, usize),
     read: &mut ReadQueue<'_>,
 ) -> Result<Connection> {
-    let state = TcpState::from_number(info.state);
-    let fin_received = matches!(state, Some(TcpState::CloseWait | TcpState::Closing | TcpState::LastAck));
-    let fin_sent = matches!(
-        state,
-        Some(TcpState::FinWait1 | TcpState::FinWait2 | TcpState::Closing | TcpState::LastAck)
-    );
-    let fin_waits = fin_sent && state != Some(TcpState::FinWait2);
-    let receive_end = end.wrapping_sub(u32::from(fin_received));
+    let fins = Fins::of(TcpState::from_number(info.state));
+    let receive_end = end.wrapping_sub(u32::from(fins.received));
     let (received, _) = read(Direction::Received, receive_end, unread)?;
     tcp_repair::choose_queue(socket, Queue::Send)?;
-    let send_end = tcp_repair::sequence(socket)?.wrapping_sub(u32::from(fin_sent));
-    let waiting = socket::unacknowledged_bytes(socket)?.saturating_sub(usize::from(fin_waits));
+    let send_end = tcp_repair::sequence(socket)?.wrapping_sub(u32::from(fins.sent));
+    let waiting = socket::unacknowledged_bytes(socket)?.saturating_sub(usize::from(fins.waits));
     let (written, length) = read(Direction::Written, send_end, waiting)?;
     // The kernel may count an unsent FIN as one more unsent byte.
     let unsent = socket::unsent_bytes(socket)?.min(length);
@@ -286,12 +254,17 @@ fn peek(socket: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
 
 /// Returns the last `count` bytes of the queue that was chosen in repair mode, which had `length` bytes. If the peer has
 /// acknowledged some of the last bytes meanwhile, returns only the bytes that are still in the queue. The kernel can copy
-/// a queue only from its front, so the bytes before the last bytes are copied to a small buffer.
-fn peek_last(socket: BorrowedFd<'_>, length: usize, count: usize) -> Result<Vec<u8>> {
+/// a queue only from its front, so the bytes before the last bytes are copied to a small buffer. `peek` works like
+/// `peek_behind`.
+pub(super) fn peek_last(
+    length: usize,
+    count: usize,
+    mut peek: impl FnMut(usize, &mut [u8]) -> Result<usize>,
+) -> Result<Vec<u8>> {
     for margin in [ACKNOWLEDGED_MEANWHILE, length] {
         let skip = length.saturating_sub(count + margin);
         let mut bytes = vec![0; length - skip];
-        let all = peek_behind(socket, skip, &mut bytes)?;
+        let all = peek(skip, &mut bytes)?;
         let end = all.saturating_sub(skip);
         if end >= count || skip == 0 {
             bytes.truncate(end);
@@ -304,7 +277,7 @@ fn peek_last(socket: BorrowedFd<'_>, length: usize, count: usize) -> Result<Vec<
 
 /// Peeks into the queue that was chosen in repair mode. Copies the bytes behind the first `skip` bytes into `bytes`.
 /// Returns the number of bytes in the queue, including the skipped bytes.
-fn peek_behind(socket: BorrowedFd<'_>, skip: usize, bytes: &mut [u8]) -> Result<usize> {
+pub(super) fn peek_behind(socket: BorrowedFd<'_>, skip: usize, bytes: &mut [u8]) -> Result<usize> {
     if bytes.is_empty() {
         return Ok(skip);
     }

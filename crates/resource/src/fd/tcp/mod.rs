@@ -12,6 +12,7 @@ mod address;
 mod capture;
 mod connection;
 mod ended;
+mod live;
 mod restore;
 mod segment;
 mod state;
