@@ -9,6 +9,9 @@
 //! queue and remove bytes from the send queue during the read.
 //! Does not: read connections on kernels that show too little; `connection` does.
 
+#[cfg(test)]
+mod tests;
+
 use std::os::fd::BorrowedFd;
 
 use prost::Message as _;
