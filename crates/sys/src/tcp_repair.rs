@@ -12,7 +12,6 @@
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Mutex, PoisonError};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
@@ -219,110 +218,123 @@ pub fn set_repair(socket: BorrowedFd<'_>, repair: Repair) -> Result<()> {
 const REUSE_ADDRESS: SocketOption =
     SocketOption { level: libc::SOL_SOCKET, number: libc::SO_REUSEADDR, name: "SO_REUSEADDR" };
 
-/// The ring for requests that are executed at once.
+/// Reads live connections in repair mode, without a moment in which this process could be killed: the connection enters repair
+/// mode, is read, and leaves repair mode in one io_uring_enter(2), which SIGKILL does not interrupt. With single calls, a killed
+/// process can leave a connection in repair mode, and the next recv(2) of the program fails with EPERM.
+#[derive(Default)]
+pub struct LiveReader(Ring);
+
+#[derive(Default)]
 enum Ring {
+    #[default]
     New,
     Ready(IoUring),
     /// The kernel has refused.
     Unsupported,
 }
 
-static RING: Mutex<Ring> = Mutex::new(Ring::New);
-
 /// Maximum number of requests that are executed at once.
 const REQUESTS_MAX: usize = 6;
 
-/// Peeks into the send queue of a live connection: copies the bytes behind the first `skip` bytes into `bytes`. Returns the
-/// number of bytes in the queue, including the skipped bytes, or `None` if this kernel cannot do that. `reuse` is the present
-/// value of SO_REUSEADDR.
-///
-/// The connection enters and leaves repair mode in one io_uring_enter(2). SIGKILL does not interrupt this call, so a
-/// connection never stays in repair mode when this process is killed. With single calls it could, and the next recv(2) of the
-/// program would fail with EPERM.
-///
-/// # Errors
-///
-/// The kernel cannot peek. The connection has left repair mode.
-pub fn peek_send_queue(
-    socket: BorrowedFd<'_>,
-    reuse: i32,
-    skip: usize,
-    bytes: &mut [u8],
-) -> Result<Option<usize>> {
-    let fd = types::Fd(socket.as_raw_fd());
-    let peeked = socket::with_peek_header(skip, bytes, |header| {
-        let peek = opcode::RecvMsg::new(fd, &raw mut *header).flags(socket::PEEK as u32).build();
-        // SAFETY: the header is valid until this call returns.
-        unsafe { in_repair_mode(socket, reuse, Queue::Send, Some(peek)) }
-    })?;
-    match peeked {
-        Some(count) if count < 0 && -count != libc::EAGAIN => {
-            Err(Error::new("peek into the send queue of a TCP connection", Errno(-count)))
-        }
-        peeked => Ok(peeked.map(|count| count.max(0) as usize)),
+impl std::fmt::Debug for LiveReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            Ring::New => "LiveReader(new)",
+            Ring::Ready(_) => "LiveReader(ready)",
+            Ring::Unsupported => "LiveReader(unsupported)",
+        })
     }
 }
 
-/// Returns the sequence numbers after the end of the receive queue and of the send queue of a live connection, or `None` if
-/// this kernel cannot do that. The connection enters and leaves repair mode at once, as in [`peek_send_queue`].
-///
-/// # Errors
-///
-/// The kernel does not tell the numbers. The connection has left repair mode.
-pub fn sequences(socket: BorrowedFd<'_>, reuse: i32) -> Result<Option<(u32, u32)>> {
-    let of = |queue| {
-        // The kernel keeps the choice of the queue, and tells the number also outside of repair mode.
-        // SAFETY: no further request.
-        let chosen = unsafe { in_repair_mode(socket, reuse, queue, None) }?;
-        chosen.map(|_| sequence(socket)).transpose()
-    };
-    Ok(of(Queue::Receive)?.zip(of(Queue::Send)?))
-}
-
-/// Sets a connection to repair mode, chooses a queue, executes a further request, and leaves repair mode, all at once. Returns
-/// the result of the further request, or `None` if this kernel cannot do that.
-///
-/// # Safety
-///
-/// What the further request refers to is valid during this call.
-unsafe fn in_repair_mode(
-    socket: BorrowedFd<'_>,
-    reuse: i32,
-    queue: Queue,
-    further: Option<squeue::Entry>,
-) -> Result<Option<i32>> {
-    if !feature::enabled(Feature::IoUring) {
-        return Ok(None);
-    }
-    let mut guard = RING.lock().unwrap_or_else(PoisonError::into_inner);
-    if matches!(*guard, Ring::New) {
-        let ring = IoUring::new(REQUESTS_MAX.next_power_of_two() as u32);
-        *guard = ring.map_or(Ring::Unsupported, Ring::Ready);
-    }
-    let Ring::Ready(ring) = &mut *guard else { return Ok(None) };
-    let fd = types::Fd(socket.as_raw_fd());
-    let values = [Repair::On as i32, queue as i32, Repair::Off as i32, i32::from(reuse != 0)];
-    let set = |option: SocketOption, value: &i32| {
-        let value = (&raw const *value).cast();
-        let length = size_of::<i32>() as u32;
-        opcode::SetSockOpt::new(fd, option.level as u32, option.number as u32, value, length).build()
-    };
-    let enter = [set(REPAIR, &values[0]), set(REPAIR_QUEUE, &values[1])];
-    let leave = [set(REPAIR, &values[2]), set(REUSE_ADDRESS, &values[3])];
-    let place = further.as_ref().map(|_| enter.len());
-    let entries: Vec<_> = enter.into_iter().chain(further).chain(leave).collect();
-    // SAFETY: the requests refer to `values`, and to what the caller keeps valid.
-    let outcome = unsafe { execute(ring, &entries) };
-    match outcome {
-        Ok(results) if !results.iter().enumerate().any(|(at, result)| *result < 0 && Some(at) != place) => {
-            Ok(Some(place.map_or(0, |place| results[place])))
+impl LiveReader {
+    /// Peeks into the send queue of a connection: copies the bytes behind the first `skip` bytes into `bytes`. Returns the
+    /// number of bytes in the queue, including the skipped bytes, or `None` if this kernel cannot do that. `reuse` is the
+    /// present value of SO_REUSEADDR.
+    ///
+    /// # Errors
+    ///
+    /// The kernel cannot peek. The connection has left repair mode.
+    pub fn peek_send_queue(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        reuse: i32,
+        skip: usize,
+        bytes: &mut [u8],
+    ) -> Result<Option<usize>> {
+        let fd = types::Fd(socket.as_raw_fd());
+        let peeked = socket::with_peek_header(skip, bytes, |header| {
+            let peek = opcode::RecvMsg::new(fd, &raw mut *header).flags(socket::PEEK as u32).build();
+            // SAFETY: the header is valid until this call returns.
+            unsafe { self.in_repair_mode(socket, reuse, Queue::Send, Some(peek)) }
+        })?;
+        match peeked {
+            Some(count) if count < 0 && -count != libc::EAGAIN => {
+                Err(Error::new("peek into the send queue of a TCP connection", Errno(-count)))
+            }
+            peeked => Ok(peeked.map(|count| count.max(0) as usize)),
         }
-        _ => {
-            *guard = Ring::Unsupported;
-            // Only some of the requests may have been executed.
-            set_repair(socket, Repair::Off)?;
-            set_int(socket, REUSE_ADDRESS, i32::from(reuse != 0))?;
-            Ok(None)
+    }
+
+    /// Returns the sequence numbers after the end of the receive queue and of the send queue of a connection, or `None` if
+    /// this kernel cannot do that.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not tell the numbers. The connection has left repair mode.
+    pub fn sequences(&mut self, socket: BorrowedFd<'_>, reuse: i32) -> Result<Option<(u32, u32)>> {
+        let mut of = |queue| {
+            // The kernel keeps the choice of the queue, and tells the number also outside of repair mode.
+            // SAFETY: no further request.
+            let chosen = unsafe { self.in_repair_mode(socket, reuse, queue, None) }?;
+            chosen.map(|_| sequence(socket)).transpose()
+        };
+        Ok(of(Queue::Receive)?.zip(of(Queue::Send)?))
+    }
+
+    /// Sets a connection to repair mode, chooses a queue, executes a further request, and leaves repair mode, all at once.
+    /// Returns the result of the further request, or `None` if this kernel cannot do that.
+    ///
+    /// # Safety
+    ///
+    /// What the further request refers to is valid during this call.
+    unsafe fn in_repair_mode(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        reuse: i32,
+        queue: Queue,
+        further: Option<squeue::Entry>,
+    ) -> Result<Option<i32>> {
+        if matches!(self.0, Ring::New) && feature::enabled(Feature::IoUring) {
+            let ring = IoUring::new(REQUESTS_MAX.next_power_of_two() as u32);
+            self.0 = ring.map_or(Ring::Unsupported, Ring::Ready);
+        }
+        let Ring::Ready(ring) = &mut self.0 else { return Ok(None) };
+        let fd = types::Fd(socket.as_raw_fd());
+        let values = [Repair::On as i32, queue as i32, Repair::Off as i32, i32::from(reuse != 0)];
+        let set = |option: SocketOption, value: &i32| {
+            let value = (&raw const *value).cast();
+            let length = size_of::<i32>() as u32;
+            opcode::SetSockOpt::new(fd, option.level as u32, option.number as u32, value, length).build()
+        };
+        let enter = [set(REPAIR, &values[0]), set(REPAIR_QUEUE, &values[1])];
+        let leave = [set(REPAIR, &values[2]), set(REUSE_ADDRESS, &values[3])];
+        let place = further.as_ref().map(|_| enter.len());
+        let entries: Vec<_> = enter.into_iter().chain(further).chain(leave).collect();
+        // SAFETY: the requests refer to `values`, and to what the caller keeps valid.
+        let outcome = unsafe { execute(ring, &entries) };
+        match outcome {
+            Ok(results)
+                if !results.iter().enumerate().any(|(at, result)| *result < 0 && Some(at) != place) =>
+            {
+                Ok(Some(place.map_or(0, |place| results[place])))
+            }
+            _ => {
+                self.0 = Ring::Unsupported;
+                // Only some of the requests may have been executed.
+                set_repair(socket, Repair::Off)?;
+                set_int(socket, REUSE_ADDRESS, i32::from(reuse != 0))?;
+                Ok(None)
+            }
         }
     }
 }

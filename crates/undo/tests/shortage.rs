@@ -62,12 +62,20 @@ impl Failures {
         let mut command = Command::new("strace");
         command.arg("-qq").arg("-o").arg(log).args(["-e", &format!("trace={calls}")]);
         command.args(["-e", &format!("inject={calls}:error={errno}:when={first}+{each}")]);
-        let threads = recording_threads();
+        let deadline = Deadline::after(Duration::from_secs(10));
+        // A thread names itself some time after its start.
+        let threads = loop {
+            let threads = recording_threads();
+            if threads.len() >= RECORDING.len() {
+                break threads;
+            }
+            assert!(!deadline.has_passed(), "{threads:?} record changes");
+            std::thread::sleep(Duration::from_millis(1));
+        };
         for thread in &threads {
             command.args(["-p", &thread.to_string()]);
         }
         let failures = Self(command.stdin(Stdio::null()).spawn().unwrap());
-        let deadline = Deadline::after(Duration::from_secs(10));
         while !threads.iter().all(|thread| is_traced(*thread)) {
             assert!(!deadline.has_passed(), "strace does not attach");
             std::thread::sleep(Duration::from_millis(1));

@@ -24,6 +24,7 @@ use model::{Inode, Pid};
 use sys::clock::Clock;
 use sys::packet_hold::{PacketHold, PacketNumber, SocketMark};
 use sys::sock_diag::SockDiag;
+use sys::tcp_repair::LiveReader;
 
 use super::kept_connections::{Keep, KeptConnections};
 use super::socket_family::Family;
@@ -58,6 +59,7 @@ struct Shared {
     may_repair: Cell<Option<bool>>,
     /// The known bytes in the queues of connections whose whole state is captured, by socket cookie.
     streams: RefCell<HashMap<u64, (Streams, InThisPause)>>,
+    reader: RefCell<LiveReader>,
     /// Whether all outside connections are kept, because the subject does not run after the pause.
     keeps_all: Cell<bool>,
 }
@@ -122,11 +124,15 @@ impl Sockets {
 
     /// Calls `read` with the bytes in the queues of a connection that earlier checkpoints have read. A connection that was
     /// not captured in the previous pause has no known bytes. Called inside the pause.
-    pub(super) fn with_streams<T>(&self, cookie: u64, read: impl FnOnce(&mut Streams) -> T) -> T {
+    pub(super) fn with_streams<T>(
+        &self,
+        cookie: u64,
+        read: impl FnOnce(&mut Streams, &mut LiveReader) -> T,
+    ) -> T {
         let mut all = self.0.streams.borrow_mut();
         let (streams, is_used) = all.entry(cookie).or_default();
         *is_used = true;
-        read(streams)
+        read(streams, &mut self.0.reader.borrow_mut())
     }
 
     /// Counts a socket that can answer peers and whose output is not held back. Called inside the pause.

@@ -227,7 +227,9 @@ impl Capture {
             saved.connection = Some(connection);
         } else if is_inside {
             let cookie = self.cookie(socket)?;
-            let read = self.sockets.with_streams(cookie, |streams| live::read_inside(socket, streams));
+            let read = self
+                .sockets
+                .with_streams(cookie, |streams, reader| live::read_inside(socket, streams, reader));
             saved.connection = Some(read?);
         } else {
             if saved.was_shut() {
@@ -236,7 +238,9 @@ impl Capture {
             let is_whole = self.seen.is_held && tcp_progress::is_open(saved.tcp_state());
             if is_whole {
                 let cookie = self.cookie(socket)?;
-                let read = self.sockets.with_streams(cookie, |streams| live::read_moving(socket, streams));
+                let read = self
+                    .sockets
+                    .with_streams(cookie, |streams, reader| live::read_moving(socket, streams, reader));
                 let (connection, queues) = read?;
                 (saved.connection, self.queues) = (Some(connection), queues);
             }

@@ -2,7 +2,7 @@
 //!
 //! If this process were killed while a connection is in repair mode, the connection would stay in it, and the next recv(2) of
 //! the program would fail. So the sequence numbers and the send queue are read in one call that SIGKILL does not interrupt
-//! ([`tcp_repair::peek_send_queue`]), and everything else follows from counters (TCP_INFO).
+//! ([`LiveReader`]), and everything else follows from counters (TCP_INFO).
 //!
 //! Owns: the computation of the state of a connection from its counters.
 //! Invariants: the sequence numbers and the queues are those of one moment, except that packets may append bytes to the receive
@@ -15,7 +15,7 @@ mod tests;
 use std::os::fd::BorrowedFd;
 
 use prost::Message as _;
-use sys::tcp_repair::{self, State as TcpState};
+use sys::tcp_repair::{self, LiveReader, State as TcpState};
 use sys::{socket, socket_option};
 
 use super::super::pieces::Part;
@@ -56,12 +56,17 @@ fn counters(socket: BorrowedFd<'_>) -> Result<Option<Counters>> {
 pub(super) fn read_moving(
     socket: BorrowedFd<'_>,
     streams: &mut Streams,
+    reader: &mut LiveReader,
 ) -> Result<(Connection, Vec<QueueParts>)> {
-    let computed = compute(socket, streams)?;
+    let computed = compute(socket, streams, reader)?;
     computed.map_or_else(|| read_in_repair_mode(socket, streams), Ok)
 }
 
-fn compute(socket: BorrowedFd<'_>, streams: &mut Streams) -> Result<Option<(Connection, Vec<QueueParts>)>> {
+fn compute(
+    socket: BorrowedFd<'_>,
+    streams: &mut Streams,
+    reader: &mut LiveReader,
+) -> Result<Option<(Connection, Vec<QueueParts>)>> {
     let last = streams.last.take();
     let Some(now) = counters(socket)? else { return Ok(None) };
     let mut connection = match last {
@@ -76,7 +81,7 @@ fn compute(socket: BorrowedFd<'_>, streams: &mut Streams) -> Result<Option<(Conn
             advance(&mut connection, &last.counters, &now);
             connection
         }
-        None => match first(socket, &now)? {
+        None => match first(socket, &now, reader)? {
             Some(connection) => connection,
             None => return Ok(None),
         },
@@ -84,7 +89,7 @@ fn compute(socket: BorrowedFd<'_>, streams: &mut Streams) -> Result<Option<(Conn
     if !set_windows(&mut connection, &now) {
         return Ok(None);
     }
-    let Some((queues, lengths)) = read_queues_live(socket, streams, &connection, &now)? else {
+    let Some((queues, lengths)) = read_queues_live(socket, (streams, reader), &connection, &now)? else {
         return Ok(None);
     };
     connection.unsent = now.unsent.min(lengths[1]) as u32;
@@ -97,9 +102,13 @@ fn compute(socket: BorrowedFd<'_>, streams: &mut Streams) -> Result<Option<(Conn
 
 /// Reads one end of an inside connection, at a moment between two packets. As in [`read_moving`], the state is computed without
 /// repair mode, if the kernel permits.
-pub(super) fn read_inside(socket: BorrowedFd<'_>, streams: &mut Streams) -> Result<Connection> {
+pub(super) fn read_inside(
+    socket: BorrowedFd<'_>,
+    streams: &mut Streams,
+    reader: &mut LiveReader,
+) -> Result<Connection> {
     for _ in 0..READS_MAX {
-        let Some((mut connection, queues)) = compute(socket, streams)? else { break };
+        let Some((mut connection, queues)) = compute(socket, streams, reader)? else { break };
         // The bytes of both ends are in the record, and need not be known at the next checkpoint.
         streams.forget();
         if counters(socket)? == streams.last.as_ref().map(|last| last.counters) {
@@ -152,9 +161,9 @@ fn advance(connection: &mut Connection, then: &Counters, now: &Counters) {
 
 /// Reads a connection for the first time, without windows and timestamp. Returns `None` if this kernel cannot do that, or if a
 /// packet has arrived meanwhile.
-fn first(socket: BorrowedFd<'_>, now: &Counters) -> Result<Option<Connection>> {
+fn first(socket: BorrowedFd<'_>, now: &Counters, reader: &mut LiveReader) -> Result<Option<Connection>> {
     let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
-    let Some((received, sent)) = tcp_repair::sequences(socket, reuse)? else { return Ok(None) };
+    let Some((received, sent)) = reader.sequences(socket, reuse)? else { return Ok(None) };
     if counters(socket)? != Some(*now) {
         return Ok(None);
     }
@@ -188,7 +197,7 @@ fn set_windows(connection: &mut Connection, now: &Counters) -> bool {
 /// Returns the queues and their lengths, or `None` if this kernel cannot do that.
 fn read_queues_live(
     socket: BorrowedFd<'_>,
-    streams: &mut Streams,
+    (streams, reader): (&mut Streams, &mut LiveReader),
     connection: &Connection,
     now: &Counters,
 ) -> Result<Option<(Vec<QueueParts>, [usize; 2])>> {
@@ -202,7 +211,7 @@ fn read_queues_live(
     let (written, waiting) = streams.of(Direction::Written).update(connection.send_end, waiting, |new| {
         let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
         peek_last(waiting, new, |skip, bytes| {
-            let peeked = tcp_repair::peek_send_queue(socket, reuse, skip, bytes)?;
+            let peeked = reader.peek_send_queue(socket, reuse, skip, bytes)?;
             is_supported &= peeked.is_some();
             Ok(peeked.unwrap_or(0))
         })

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use sys::socket_option::{self, SocketOption};
-use sys::tcp_repair::{self, Queue, Repair, State as TcpState};
+use sys::tcp_repair::{self, LiveReader, Queue, Repair, State as TcpState};
 
 use super::super::super::tcp_stream::Streams;
 use super::super::super::test_support::alone;
@@ -21,7 +21,7 @@ fn queues_of_a_connection_are_read_piece_by_piece_while_packets_arrive() {
     }
     let (client, server) = pair("127.0.0.1:0");
     server.set_nonblocking(true).unwrap();
-    let mut streams = Streams::default();
+    let (mut streams, mut reader) = (Streams::default(), LiveReader::default());
     let (mut sent, mut read) = (0_usize, 0_usize);
     let bytes: Vec<u8> = (0..16 << 20).map(|n: u32| (n * 31 % 251) as u8).collect();
     let mut from_client = Vec::new();
@@ -43,13 +43,13 @@ fn queues_of_a_connection_are_read_piece_by_piece_while_packets_arrive() {
             assert!(buffer == bytes[read..read + wanted], "round {round}");
             wanted
         };
-        let read_one = match round % 3 {
-            0 => connection::read_in_repair_mode,
-            _ => live::read_moving,
-        };
         let (captured, drained) = std::thread::scope(|scope| {
             let drained = scope.spawn(drain);
-            let captured = read_one(server.as_fd(), &mut streams).unwrap();
+            let captured = match round % 3 {
+                0 => connection::read_in_repair_mode(server.as_fd(), &mut streams),
+                _ => live::read_moving(server.as_fd(), &mut streams, &mut reader),
+            };
+            let captured = captured.unwrap();
             (captured, drained.join().unwrap())
         });
         let (connection, queues) = captured;
@@ -85,10 +85,10 @@ fn a_connection_without_changes_in_its_send_queue_is_read_without_repair_mode() 
     }
     let (client, server) = pair("127.0.0.1:0");
     let socket = server.as_fd();
-    let mut streams = Streams::default();
+    let (mut streams, mut reader) = (Streams::default(), LiveReader::default());
     let mut read = || {
         choose(socket);
-        let (_, queues) = live::read_moving(socket, &mut streams).unwrap();
+        let (_, queues) = live::read_moving(socket, &mut streams, &mut reader).unwrap();
         (was_in_repair_mode(socket), flat(&queues[0]), flat(&queues[1]))
     };
     let (is_old, received, written) = read();
@@ -119,9 +119,9 @@ fn peeks_until_it_is_killed() {
     if std::env::var_os(PEEKER).is_none() {
         return;
     }
-    let (stdin, mut bytes) = (std::io::stdin(), [0; 7]);
+    let (stdin, mut bytes, mut reader) = (std::io::stdin(), [0; 7], LiveReader::default());
     loop {
-        let peeked = tcp_repair::peek_send_queue(stdin.as_fd(), 1, 0, &mut bytes).unwrap();
+        let peeked = reader.peek_send_queue(stdin.as_fd(), 1, 0, &mut bytes).unwrap();
         let Some(count) = peeked else { std::process::exit(1) };
         assert_eq!((count, &bytes), (7, b"answers"));
     }
@@ -166,10 +166,10 @@ fn a_connection_within_the_program_is_read_without_repair_mode() {
     }
     let (client, server) = pair("127.0.0.1:0");
     let socket = server.as_fd();
-    let mut streams = Streams::default();
+    let (mut streams, mut reader) = (Streams::default(), LiveReader::default());
     let mut read = || {
         choose(socket);
-        let connection = live::read_inside(socket, &mut streams).unwrap();
+        let connection = live::read_inside(socket, &mut streams, &mut reader).unwrap();
         (was_in_repair_mode(socket), connection)
     };
     let (is_old, mut last) = read();
@@ -209,7 +209,7 @@ fn a_computed_state_is_the_state_of_the_connection() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (random >> 33) as usize % below
     };
-    let mut streams = Streams::default();
+    let (mut streams, mut reader) = (Streams::default(), LiveReader::default());
     let mut buffer = vec![7; 300_000];
     let (mut compared, mut computed) = (0, 0);
     for round in 0..200 {
@@ -229,7 +229,7 @@ fn a_computed_state_is_the_state_of_the_connection() {
         }
         choose(socket);
         let segments = tcp_repair::info(socket).unwrap().segments;
-        let (found, queues) = live::read_moving(socket, &mut streams).unwrap();
+        let (found, queues) = live::read_moving(socket, &mut streams, &mut reader).unwrap();
         computed += usize::from(!was_in_repair_mode(socket));
         if next(4) == 0 {
             // The next read is the first one.
