@@ -55,8 +55,8 @@ pub struct Difference {
     pub pid: Option<Pid>,
     /// The address in the process, or the offset in the shared object.
     pub address: Address,
-    /// The mapping that contains the address, similar to a line of `/proc/PID/maps`. Empty if the mapping is
-    /// unknown.
+    /// The mapping that contains the address, similar to a line of `/proc/PID/maps`, and the reason if it or its file cannot be
+    /// read. Empty if the mapping is unknown.
     pub area: String,
     /// What the image contains for the page: `stored`, `zero`, `absent` or `guard region`.
     pub image: &'static str,
@@ -172,10 +172,17 @@ impl Comparing<'_> {
         let mut bytes = [0; PAGE_BYTES as usize];
         for page in range.pieces(ByteCount(PAGE_BYTES)) {
             bytes.fill(0);
-            if process.read_file(page.start, &mut bytes) {
-                self.compare(space, page.start, &bytes, ABSENT);
-            } else {
-                self.differs(space, page.start, ABSENT);
+            match process.read_file(page.start, &mut bytes) {
+                Ok(()) => self.compare(space, page.start, &bytes, ABSENT),
+                Err(error) => {
+                    let area = format!("{}: {error}", process.describe(page.start));
+                    self.note(Difference {
+                        pid: Some(process.pid),
+                        address: page.start,
+                        area,
+                        image: ABSENT,
+                    });
+                }
             }
         }
     }
@@ -232,7 +239,11 @@ impl Comparing<'_> {
 
     fn differs(&self, space: SpaceId, address: Address, image: &'static str) {
         let (pid, area) = match self.sources.get(&space) {
-            Some(Source::Process(process)) => (Some(process.pid), process.describe(address)),
+            Some(Source::Process(process)) => {
+                let unread = process.memory.read(address, &mut [0; PAGE_BYTES as usize]).err();
+                let why = unread.map(|error| format!(": {error}")).unwrap_or_default();
+                (Some(process.pid), process.describe(address) + &why)
+            }
             _ => (None, String::new()),
         };
         self.note(Difference { pid, address, area, image });
@@ -267,17 +278,17 @@ impl ProcessSource<'_> {
     }
 
     /// Reads a page of the file that is mapped at an address. Leaves `bytes` unchanged if the mapping has no
-    /// file. Returns `false` if there is no mapping, or if the file cannot be read.
-    fn read_file(&self, at: Address, bytes: &mut [u8]) -> bool {
-        let Some(mapping) = self.mapping(at) else { return false };
+    /// file. Fails if there is no mapping, or if the file cannot be read.
+    fn read_file(&self, at: Address, bytes: &mut [u8]) -> std::io::Result<()> {
+        let mapping = self.mapping(at).ok_or(std::io::ErrorKind::NotFound)?;
         if !matches!(mapping.backing, Backing::File { .. }) {
-            return true;
+            return Ok(());
         }
         let AddressRange { start, end } = mapping.range;
         let link = format!("/proc/{}/map_files/{:x}-{:x}", self.pid, start.get(), end.get());
         let offset = mapping.offset + (at - start).get();
         // Bytes after the end of the file keep the zeros of the caller.
-        File::open(link).and_then(|file| file.read_at(bytes, offset)).is_ok()
+        File::open(link)?.read_at(bytes, offset).map(drop)
     }
 }
 
