@@ -57,11 +57,17 @@ struct Shared {
     /// The last packet that was in the queue of `hold` when the pause began.
     held_through: Cell<Option<PacketNumber>>,
     may_repair: Cell<Option<bool>>,
-    /// The known bytes in the queues of connections whose whole state is captured, by socket cookie.
-    streams: RefCell<HashMap<u64, (Streams, InThisPause)>>,
-    reader: RefCell<LiveReader>,
+    whole: RefCell<Whole>,
     /// Whether all outside connections are kept, because the subject does not run after the pause.
     keeps_all: Cell<bool>,
+}
+
+/// The connections whose whole state is captured.
+#[derive(Debug, Default)]
+struct Whole {
+    /// The known bytes in their queues, by socket cookie.
+    streams: HashMap<u64, (Streams, InThisPause)>,
+    reader: LiveReader,
 }
 
 /// Reports whether the connection was captured in this pause.
@@ -92,7 +98,7 @@ impl Sockets {
         self.0.ends.borrow_mut().clear();
         self.0.kept.borrow_mut().begin_pause();
         self.0.unheld.set(0);
-        self.0.streams.borrow_mut().retain(|_, (_, is_used)| std::mem::take(is_used));
+        self.0.whole.borrow_mut().streams.retain(|_, (_, is_used)| std::mem::take(is_used));
         // The sockets are read after this call. Their state in this pause therefore includes all packets that are
         // already in the queue.
         let hold = self.0.hold.borrow();
@@ -129,10 +135,10 @@ impl Sockets {
         cookie: u64,
         read: impl FnOnce(&mut Streams, &mut LiveReader) -> T,
     ) -> T {
-        let mut all = self.0.streams.borrow_mut();
-        let (streams, is_used) = all.entry(cookie).or_default();
+        let Whole { streams, reader } = &mut *self.0.whole.borrow_mut();
+        let (known, is_used) = streams.entry(cookie).or_default();
         *is_used = true;
-        read(streams, &mut self.0.reader.borrow_mut())
+        read(known, reader)
     }
 
     /// Counts a socket that can answer peers and whose output is not held back. Called inside the pause.
