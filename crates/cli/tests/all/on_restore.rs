@@ -39,6 +39,8 @@ fn the_command_runs_before_the_program_goes_on() {
     let root = guarded.root();
     ProcessId::of(Pid(guarded.guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
     crate::common::wait(&mut guarded.guardian);
+    // Another process reaps the program now.
+    until("a free pid", || (!std::path::Path::new(&format!("/proc/{}", root.pid())).exists()).then_some(()));
     std::fs::remove_file(lab.path("notes")).unwrap();
     let said = lab.say(["restore", "job", "--detach", "--files", "keep", "--on-restore", NOTE]);
     assert_eq!(said.code, Some(0), "{said:?}");

@@ -21,7 +21,7 @@ use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 use sys::scheduling::{self, Attributes};
 
-use super::layout::{chunks_path, compressed_path, segment_path};
+use super::layout::{chunks_path, compressed_path, new_chunks_path, segment_path};
 use super::options::SegmentCompression;
 use super::segments::{Compressed, Segments, Watched};
 use super::worker_thread::WorkerThread;
@@ -229,9 +229,13 @@ impl Work {
         let Some(table) = worth else { return Ok(None) };
         sink.finish(length)?;
         let encoded = table.encode().map_err(|error| Error::encoding(chunks, error))?;
-        let mut file = medium.create_file(chunks)?;
-        file.write(&encoded)?;
-        file.sync()?;
+        let new = new_chunks_path(&self.directory, number);
+        let mut file = medium.create_file(&new)?;
+        let written = file.write(&encoded).and_then(|()| file.sync());
+        if let Err(error) = written.and_then(|()| medium.rename(&new, chunks)) {
+            let _ = medium.remove_file(&new);
+            return Err(error.into());
+        }
         medium.sync_directory(&self.directory)?;
         Ok(Some(length))
     }

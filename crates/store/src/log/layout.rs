@@ -49,6 +49,7 @@ const CHUNKS_BYTES_MAX: ByteCount = ByteCount(1 << 20);
 
 const SUFFIX: &str = "seg";
 const CHUNKS_SUFFIX: &str = "chunks";
+const NEW: &str = "new";
 
 /// The common properties of all segments of a log.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +79,12 @@ pub(super) fn chunks_path(directory: &Path, number: LogSegment) -> PathBuf {
     directory.join(format!("{:010}.{CHUNKS_SUFFIX}", number.0))
 }
 
+/// Returns the path of a chunk table that is being written. A reader must never find a part of a table under its name: the
+/// uncompressed segment can be removed at any time.
+pub(super) fn new_chunks_path(directory: &Path, number: LogSegment) -> PathBuf {
+    directory.join(format!("{:010}.{CHUNKS_SUFFIX}.{NEW}", number.0))
+}
+
 /// The existing files of one segment. A segment is written uncompressed. Later, a compressed file and its chunk table
 /// can replace the uncompressed file. The uncompressed file is removed when both new files are durable.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -85,6 +92,8 @@ pub(super) struct SegmentFiles {
     /// Whether the uncompressed file exists.
     pub(super) is_plain: bool,
     has_chunks: bool,
+    /// Whether a chunk table exists that was not written completely.
+    has_new_chunks: bool,
     /// The codecs of the existing compressed files: at most one codec.
     codecs: Vec<String>,
 }
@@ -103,13 +112,19 @@ impl SegmentFiles {
     /// Returns the paths of all files of the segment.
     pub(super) fn paths(&self, directory: &Path, number: LogSegment) -> Vec<PathBuf> {
         let plain = self.is_plain.then(|| segment_path(directory, number));
-        plain.into_iter().chain(self.compressed(directory, number)).collect()
+        let all = plain.into_iter().chain(self.compressed(directory, number));
+        all.chain(self.unfinished(directory, number)).collect()
     }
 
-    /// Returns the files that an unfinished compression has left: the compressed files, if the uncompressed file still
-    /// exists.
+    /// Returns the files that an unfinished compression has left: an unfinished chunk table, and the compressed files if the
+    /// uncompressed file still exists.
     pub(super) fn leftovers(&self, directory: &Path, number: LogSegment) -> Vec<PathBuf> {
-        if self.is_plain { self.compressed(directory, number).collect() } else { Vec::new() }
+        let compressed = self.is_plain.then(|| self.compressed(directory, number));
+        compressed.into_iter().flatten().chain(self.unfinished(directory, number)).collect()
+    }
+
+    fn unfinished(&self, directory: &Path, number: LogSegment) -> Option<PathBuf> {
+        self.has_new_chunks.then(|| new_chunks_path(directory, number))
     }
 
     fn compressed(&self, directory: &Path, number: LogSegment) -> impl Iterator<Item = PathBuf> {
@@ -132,6 +147,7 @@ pub(super) fn files(medium: &dyn Medium, directory: &Path) -> Result<BTreeMap<Lo
         match kind.split_once('.') {
             None if kind == SUFFIX => enter(&|files| files.is_plain = true),
             None if kind == CHUNKS_SUFFIX => enter(&|files| files.has_chunks = true),
+            Some((CHUNKS_SUFFIX, NEW)) => enter(&|files| files.has_new_chunks = true),
             Some((SUFFIX, codec)) => enter(&|files| files.codecs.push(codec.to_owned())),
             _ => {}
         }

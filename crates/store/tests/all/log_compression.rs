@@ -174,9 +174,10 @@ fn what_was_begun_and_not_completed_is_removed() {
     for path in plain.collect::<Vec<_>>() {
         std::fs::write(path.with_extension("seg.lz4"), "half of it").unwrap();
         std::fs::write(path.with_extension("chunks"), "none of them").unwrap();
+        std::fs::write(path.with_extension("chunks.new"), "").unwrap();
     }
     subject.compare_all(&scratch.store, &scratch.name).unwrap();
     scratch.open(options()).close().unwrap();
-    assert_eq!((scratch.files(".lz4"), scratch.files(".chunks")), (0, 0));
+    assert_eq!((scratch.files(".lz4"), scratch.files(".chunks"), scratch.files(".new")), (0, 0, 0));
     subject.compare_all(&scratch.store, &scratch.name).unwrap();
 }
