@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use image::{CHUNK_BYTES, LogSegment};
 use model::{ByteCount, Tid};
+use sys::Errno;
 use sys::clock::Clock;
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
@@ -190,12 +191,15 @@ impl Work {
         if let Ok(Some(length)) = done {
             // From now on, the compressed file is used, and the uncompressed file is removed. If this removal fails,
             // the next writer uses the uncompressed file and removes the compressed file.
-            medium.remove_file(&segment_path(directory, number))?;
-            return Ok(Some(length));
+            match medium.remove_file(&segment_path(directory, number)) {
+                // The writer has removed the segment meanwhile.
+                Err(error) if error.errno == Errno::ENOENT => {}
+                outcome => return Ok(outcome.map(|()| Some(length))?),
+            }
         }
         let _ = medium.remove_file(&path);
         let _ = medium.remove_file(&chunks);
-        done
+        done.map(|_| None)
     }
 
     /// Writes the compressed file and the chunk table of a segment, and makes both durable.

@@ -149,6 +149,11 @@ fn readers_see_whole_checkpoints(options: LogOptions) {
     for (sequence, image) in opened {
         subject.compare(sequence, &image).unwrap();
     }
+    // A segment that was superseded while it was compressed leaves nothing.
+    writer.close().unwrap();
+    let garbage = scratch.store.garbage(false).unwrap();
+    let is_compressed = |path: &std::path::Path| path.extension().is_some_and(|kind| kind != "seg");
+    assert!(!garbage.found.iter().any(|(path, _)| is_compressed(path)), "{:?}", garbage.found);
 }
 
 #[test]
