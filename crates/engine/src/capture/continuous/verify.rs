@@ -175,7 +175,7 @@ impl Comparing<'_> {
             match process.read_file(page.start, &mut bytes) {
                 Ok(()) => self.compare(space, page.start, &bytes, ABSENT),
                 Err(error) => {
-                    let area = format!("{}: {error}", process.describe(page.start));
+                    let area = format!("{}: cannot read its file: {error}", process.describe(page.start));
                     self.note(Difference {
                         pid: Some(process.pid),
                         address: page.start,

@@ -68,7 +68,7 @@ fn compute(
     reader: &mut LiveReader,
 ) -> Result<Option<(Connection, Vec<QueueParts>)>> {
     let last = streams.last.take();
-    let Some(now) = counters(socket)? else { return Ok(None) };
+    let Some(mut now) = counters(socket)? else { return Ok(None) };
     let mut connection = match last {
         Some(last) => {
             if last.counters == now
@@ -81,7 +81,7 @@ fn compute(
             advance(&mut connection, &last.counters, &now);
             connection
         }
-        None => match first(socket, &now, reader)? {
+        None => match first(socket, &mut now, reader)? {
             Some(connection) => connection,
             None => return Ok(None),
         },
@@ -159,19 +159,27 @@ fn advance(connection: &mut Connection, then: &Counters, now: &Counters) {
     connection.send_end = sent.wrapping_sub(u32::from(fins_now.sent));
 }
 
-/// Reads a connection for the first time, without windows and timestamp. Returns `None` if this kernel cannot do that, or if a
-/// packet has arrived meanwhile.
-fn first(socket: BorrowedFd<'_>, now: &Counters, reader: &mut LiveReader) -> Result<Option<Connection>> {
+/// Reads a connection for the first time, without windows and timestamp. Sets `now` to the counters of the moment of the read.
+/// Returns `None` if this kernel cannot do that, or if packets arrive all the time.
+fn first(socket: BorrowedFd<'_>, now: &mut Counters, reader: &mut LiveReader) -> Result<Option<Connection>> {
     let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
-    let Some((received, sent)) = reader.sequences(socket, reuse)? else { return Ok(None) };
-    if counters(socket)? != Some(*now) {
-        return Ok(None);
+    for _ in 0..READS_MAX {
+        let Some(sequences) = reader.sequences(socket, reuse)? else { return Ok(None) };
+        let Some(after) = counters(socket)? else { return Ok(None) };
+        if std::mem::replace(now, after) == after {
+            return Ok(Some(begin(sequences, now)));
+        }
     }
+    Ok(None)
+}
+
+fn begin((received, sent): (u32, u32), now: &Counters) -> Connection {
     let (info, fins) = (&now.info, now.fins());
-    Ok(Some(Connection {
+    Connection {
         receive_end: received.wrapping_sub(u32::from(fins.received)),
         send_end: sent.wrapping_sub(u32::from(fins.sent)),
-        // With a small path MTU or a window of less than two segments, this is less than both sides have agreed on. A smaller limit is safe.
+        // With a small path MTU or a window of less than two segments, this is less than both sides have agreed on. A smaller
+        // limit is safe.
         segment_limit: info.segment + if info.timestamps { TIMESTAMP_BYTES } else { 0 },
         scaling: info.scaling,
         send_scale: u32::from(info.send_scale),
@@ -179,7 +187,7 @@ fn first(socket: BorrowedFd<'_>, now: &Counters, reader: &mut LiveReader) -> Res
         selective_acknowledgement: info.selective_acknowledgement,
         timestamps: info.timestamps,
         ..Connection::default()
-    }))
+    }
 }
 
 /// Sets the windows. The kernel does not tell when it has changed a window; a window counts as changed with the newest byte,
