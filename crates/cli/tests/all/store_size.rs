@@ -156,3 +156,76 @@ fn no_large_file_is_left_of_a_subject_without_checkpoints() {
     let left: u64 = du.split_whitespace().next().unwrap().parse().unwrap();
     assert!(left < 1 << 20, "{left} bytes");
 }
+
+/// A program that rewrites a file of 4 MiB all the time until a file `stop` appears. It ends with 7 if the file is not as
+/// it was written.
+const REWRITING: &str = r#"
+import os, sys
+BLOCK, BLOCKS = 1 << 16, 64
+def content(number):
+    return bytes([number % 251]) * BLOCK
+with open("table", "wb", buffering=0) as made:
+    for block in range(BLOCKS):
+        made.write(content(0))
+table = open("table", "r+b", buffering=0)
+number = 0
+while not os.path.exists("stop"):
+    for block in range(BLOCKS):
+        table.seek(block * BLOCK)
+        if table.read(BLOCK) != content(number):
+            sys.exit(7)
+        table.seek(block * BLOCK)
+        table.write(content(number + 1))
+    number += 1
+"#;
+
+/// Returns the checkpoints of the subject `job` to which files can be rolled back, oldest first.
+fn restorable(lab: &Lab) -> Vec<u64> {
+    let listed = lab.json(&["ls", "job"]);
+    let images = listed.as_array().unwrap().iter().filter(|image| image["files_exact"] == true);
+    let mut found: Vec<u64> = images.map(|image| image["seq"].as_u64().unwrap()).collect();
+    found.sort_unstable();
+    found
+}
+
+/// Before, each checkpoint since the oldest kept one added 4 MiB.
+#[test]
+fn old_content_of_a_rewritten_file_takes_room_for_few_checkpoints_and_leads_back_to_the_oldest() {
+    if !supported() {
+        return;
+    }
+    let lab = Lab::new();
+    std::fs::write(lab.path("rewriting.py"), REWRITING).unwrap();
+    let words = ["--every", "50ms", "--files", "rewind", "--files-cost-max", "10000", "--max-restarts", "99/1m"];
+    let mut guarded = Guarded::run(&lab, &words, "exec python3 rewriting.py");
+    if wait_for_refusal(&guarded) {
+        return println!("unsupported: files-go-back");
+    }
+    let (undo, mut largest) = (lab.store().join("job/undo"), 0);
+    observe(&guarded, &lab, || largest = largest.max(on_disk(&undo)));
+    guarded.kill();
+    guarded.await_checkpoints(2);
+    let epochs = std::fs::read_dir(&undo).unwrap().count();
+    guarded.signal(Signal::TERM);
+    assert_eq!(wait(&mut guarded.guardian).code(), Some(143), "{}", guarded.said());
+    let kept = restorable(&lab);
+    println!("{} MiB, {epochs} files, {kept:?}", largest >> 20);
+    // One copy for each of eight checkpoints, as much before it is joined, and the present epoch.
+    assert!(largest <= 96 << 20, "{} MiB", largest >> 20);
+    assert!(kept.len() >= 4, "{kept:?}");
+    std::fs::write(lab.path("stop"), "").unwrap();
+    let image = format!("job@{}", kept[0]);
+    let said = lab.say(["restore", &image]);
+    assert_eq!(said.code, Some(0), "{image}: {said:?}");
+}
+
+/// Waits for the first checkpoint to which files can be rolled back. Returns `true` if this machine cannot roll files back.
+fn wait_for_refusal(guarded: &Guarded<'_>) -> bool {
+    until("an exact checkpoint, or a refusal", || {
+        let said = guarded.said();
+        if said.contains("cannot be rolled back") && said.contains("--files rewind") {
+            return Some(true);
+        }
+        (guarded.status()["files"]["exact"].as_u64()? > 0).then_some(false)
+    })
+}

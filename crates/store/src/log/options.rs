@@ -151,7 +151,7 @@ pub struct LogOptions {
     pub keep: RetentionPolicy,
     /// The maximum size.
     pub size: SizeLimit,
-    /// The number of places that wasted copies of one checkpoint may occupy, besides an eighth of the places in use. A
+    /// The number of places that wasted copies of one checkpoint may occupy, besides one of 64 places in use. A
     /// wasted copy is a copy of a page that is copied again before the commit.
     pub wasted_max: PageCount,
     /// The compression of old segments; `None` disables compression.
@@ -192,7 +192,7 @@ impl Default for LogOptions {
             keep: RetentionPolicy::default(),
             size: SizeLimit::default(),
             // Blocks that are written again go through the page cache, and are often single blocks. Appending is faster.
-            wasted_max: PageCount(1024),
+            wasted_max: PageCount(256),
             compression: None,
             threads: LogThreads::Own,
         }

@@ -32,10 +32,7 @@ use crate::pool::{OnPanic, locked};
 use crate::reuse::{self, Allowance, Place, Unused};
 
 /// One of this number of blocks in an epoch may contain a wasted copy.
-const WASTED_SHARE: u64 = 8;
-
-/// The same in a log that has reached its maximum size.
-const WASTED_SHARE_TIGHT: u64 = 64;
+const WASTED_SHARE: u64 = 64;
 
 /// An epoch whose pages are being copied.
 #[derive(Debug)]
@@ -264,11 +261,8 @@ impl WriterThread {
             |space, page| epoch.delta.pages.get(space, page).and_then(|content| place_of(segments, content));
         let all = epoch.pages_written;
         let choosable = |space, page| earlier(space, page).filter(|place| is_free(*place));
-        let allowance = if epoch.is_tight {
-            Allowance { pages: 0, share: WASTED_SHARE_TIGHT }
-        } else {
-            Allowance { pages: self.active_segment.wasted_max.get(), share: WASTED_SHARE }
-        };
+        let pages = if epoch.is_tight { 0 } else { self.active_segment.wasted_max.get() };
+        let allowance = Allowance { pages, share: WASTED_SHARE };
         let runs = epoch.unused.choose(packed, all, allowance, choosable, is_free);
         for run in &runs {
             let indexes: Option<Vec<BlockIndex>> =

@@ -12,6 +12,7 @@
 
 mod end;
 mod files;
+mod join;
 pub(crate) mod journal;
 pub mod keep;
 mod namespace;
@@ -41,6 +42,8 @@ use crate::error::{Result, UndoError};
 pub use files::UNWATCHED;
 pub(crate) use files::epoch_name;
 use files::{clear_mark, new_file};
+use join::Joining;
+pub use join::{Joined, Joint};
 use reader::{Depth, End, ReadEpoch};
 use record::{AnyRecord, Kind};
 use removal::kept_of;
@@ -74,6 +77,7 @@ pub struct UndoLog {
     end: End,
     /// Whether the present file ends with a torn record that could not be truncated.
     is_torn: bool,
+    joining: Joining,
 }
 
 /// Limit for the records that add checkpoints to one epoch, in bytes: some thousand checkpoints.
@@ -221,6 +225,7 @@ impl UndoLog {
             ids: Ids::default(),
             end: End::Unknown,
             is_torn: false,
+            joining: Joining::default(),
         }
     }
 

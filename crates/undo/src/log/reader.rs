@@ -19,13 +19,16 @@ use sys::listener_holder;
 use super::files::{UNWATCHED, epoch_name, ordinals};
 use super::record::{self, AnyRecord, DATA_BYTES_MAX, HEAD_BYTES, Header, RECORD_BYTES_MAX};
 use super::storage::{LogFile, Storage};
-use crate::error::Result;
+use crate::error::{Result, UndoError};
 use crate::key::Time;
 
 /// The number of bytes that one read requests.
 const WINDOW_BYTES: usize = 1 << 20;
 /// The number of bytes that one read requests if the data between records is skipped.
 const WINDOW_OF_RECORDS_BYTES: usize = 4 << 10;
+
+/// The number of attempts to read a log of which files are removed meanwhile.
+const READS_MAX: u32 = 10;
 
 /// Which epochs are read with their data, so that damage is found in all of them. Of older epochs, only the records are
 /// read, without a check of their checksums. A long run can have gigabytes of data in old epochs.
@@ -166,12 +169,23 @@ impl ReadEpoch {
     }
 }
 
-/// Reads a log.
+/// Reads a log. Meanwhile, the writer of the log may remove files.
 ///
 /// # Errors
 ///
 /// A file cannot be read. Damaged content is not an error: the damaged epoch is broken.
 pub(crate) fn read(storage: &dyn Storage, depth: Depth) -> Result<ReadLog> {
+    let mut left = READS_MAX;
+    loop {
+        left -= 1;
+        match read_once(storage, depth) {
+            Err(UndoError::Kernel(error)) if left > 0 && error.errno.is_of_missing_file() => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+fn read_once(storage: &dyn Storage, depth: Depth) -> Result<ReadLog> {
     let mut ordinals = ordinals(storage)?;
     ordinals.sort_unstable();
     let mut epochs = Vec::new();
@@ -242,7 +256,12 @@ fn read_mark(storage: &dyn Storage) -> Result<Mark> {
 
 /// Reads the file of one epoch; with `is_deep`, also its data, and checks the checksums. Returns `None` for a file without
 /// a complete header that was created in advance for the next epoch.
-fn read_epoch(file: &dyn LogFile, ordinal: u64, is_newest: bool, is_deep: bool) -> Result<Option<ReadEpoch>> {
+pub(super) fn read_epoch(
+    file: &dyn LogFile,
+    ordinal: u64,
+    is_newest: bool,
+    is_deep: bool,
+) -> Result<Option<ReadEpoch>> {
     let mut frames = Frames { is_deep, ..Frames::of(file)? };
     let mut epoch = ReadEpoch { ordinal, ..ReadEpoch::default() };
     match frames.next(0)? {

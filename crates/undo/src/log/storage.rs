@@ -31,6 +31,11 @@ pub(crate) trait Storage: Send + Sync + Debug {
     fn names(&self) -> Result<Vec<String>>;
     /// Creates a file that does not exist yet.
     fn create(&self, name: &str) -> Result<Box<dyn LogFile>>;
+    /// Creates a file that the log does not contain yet. Writes to the file are never held back, and use no reserved disk
+    /// space.
+    fn create_plain(&self, name: &str) -> Result<Box<dyn LogFile>> {
+        self.create(name)
+    }
     /// Opens an existing file.
     fn open(&self, name: &str) -> Result<Box<dyn LogFile>>;
     /// Renames a file. An existing file with the new name is replaced.
@@ -173,6 +178,11 @@ impl Storage for DiskStorage {
 
     fn create(&self, name: &str) -> Result<Box<dyn LogFile>> {
         self.file(name, "create", OFlags::CREATE | OFlags::EXCL)
+    }
+
+    fn create_plain(&self, name: &str) -> Result<Box<dyn LogFile>> {
+        let plain = Self { place: Arc::clone(&self.place), reserve: None, queue: Arc::default() };
+        plain.create(name)
     }
 
     fn open(&self, name: &str) -> Result<Box<dyn LogFile>> {

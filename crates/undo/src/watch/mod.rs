@@ -30,6 +30,7 @@ mod descriptors;
 mod durable;
 mod epoch;
 mod file_systems;
+mod join;
 mod mapped;
 mod marks;
 mod names;
@@ -368,6 +369,7 @@ impl Watch {
     ///
     /// The errors of `back::go_back`.
     pub fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<WentBack> {
+        let _exclusive = self.shared.log_files();
         let mut state = self.shared.state();
         state.is_restoring = true;
         let outcome = state.log.writes().make();
@@ -397,6 +399,7 @@ impl Watch {
     ///
     /// The log cannot be created.
     pub fn start_over(&self, start: Sequence) -> Result<()> {
+        let _exclusive = self.shared.log_files();
         let mut state = self.shared.state();
         state.log = UndoLog::create(&self.options.directory, start, self.options.bytes_max)?;
         state.begin_epoch();
@@ -413,6 +416,7 @@ impl Watch {
         let outcome = state.log.retain(kept);
         state.or_break(outcome, "older epochs");
         state.boundaries.retain(kept);
+        self.join_epochs(state);
     }
 
     /// Returns those of the checkpoints `since` after which the subject has made data durable, and has then sent data to

@@ -38,6 +38,8 @@ use crate::rights::{Aspects, Rights, RightsId, Touch};
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) log: UndoLog,
+    /// Whether a thread is joining epochs of the log.
+    pub(super) is_joining: bool,
     pub(super) keep: KeepPlaces,
     pub(super) epoch: Epoch,
     pub(super) watched: WatchedFiles,
@@ -94,6 +96,7 @@ impl State {
         let boundaries = Boundaries::starting_at(start, (clock::monotonic(), costs.clock().wall()));
         Self {
             log,
+            is_joining: false,
             keep,
             epoch: Epoch::default(),
             watched: WatchedFiles::new(source),

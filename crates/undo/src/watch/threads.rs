@@ -50,6 +50,8 @@ const DEFECT: &str = "a change was not recorded because of a defect in undying";
 pub(super) struct Shared {
     state: Mutex<State>,
     events: Arc<ContentEvents>,
+    /// Held while files of the log are exchanged, and while the log is read or opened again. Locked before `state`.
+    pub(super) log_files: Mutex<()>,
 }
 
 /// The source of content events that uses fanotify(7).
@@ -97,7 +99,7 @@ impl ContentSource for Fanotify {
 
 impl Shared {
     pub(super) fn new(state: State, events: Arc<ContentEvents>) -> Self {
-        Self { state: Mutex::new(state), events }
+        Self { state: Mutex::new(state), events, log_files: Mutex::new(()) }
     }
 
     /// Locks the state, even if another thread has panicked while that thread held the lock.

@@ -16,10 +16,11 @@ use model::{ByteCount, Sequence};
 use self::disk::{ASIDE, Disk, Files, KEPT, LOG, NEW, ROOT, TRANSIT};
 use self::subject::{Picture, Subject, difference, picture};
 use super::{Conflicts, Durability, Terms, go_back_on, reachable_on};
-use crate::error::UndoError;
+use crate::error::{Result, UndoError};
 use crate::log::UndoLog;
 use crate::log::reader;
 
+const LARGE: ByteCount = ByteCount(1 << 30);
 const SCHEDULES: u64 = 10_000;
 /// Maximum number of interrupted attempts at one rollback.
 const INTERRUPTED_MAX: usize = 4;
@@ -36,6 +37,7 @@ struct Tally {
     after_power_cut: usize,
     refused: usize,
     full: usize,
+    joined: usize,
 }
 
 struct Schedule<'a> {
@@ -61,7 +63,7 @@ impl<'a> Schedule<'a> {
         let disk = Disk::new(random.u64(..), cuts_power);
         let subject = Subject::new(disk.clone(), random.fork());
         let files = Files { disk: disk.clone() };
-        let bytes_max = ByteCount(if random.u8(..8) == 0 { random.u64(400..2500) } else { 1 << 30 });
+        let bytes_max = ByteCount(if random.u8(..8) == 0 { random.u64(400..2500) } else { LARGE.get() });
         Self {
             disk,
             files,
@@ -129,6 +131,9 @@ impl<'a> Schedule<'a> {
             if self.random.bool() && present.prepare().is_err() {
                 break;
             }
+            if self.random.u8(..3) == 0 && self.retain_some(present).is_err() {
+                break;
+            }
             if self.random.u8(..6) == 0 {
                 let oldest = present.sequences().first().copied().unwrap_or_default();
                 if present.forget_before(Sequence(oldest.get() + 1)).is_err() {
@@ -145,10 +150,26 @@ impl<'a> Schedule<'a> {
         drop(log);
         self.disk.end_after(None);
         let (reachable, _) = reachable_on(&self.disk).unwrap();
-        if !is_dead {
-            assert_eq!(Some(&reachable), expected.as_ref());
+        if let Some(expected) = expected.filter(|_| !is_dead) {
+            // A file of an epoch names checkpoints that are no longer retained.
+            assert!(expected.iter().all(|one| reachable.contains(one)), "{expected:?} {reachable:?}");
         }
         assert!(reachable.iter().all(|sequence| self.pictures.contains_key(sequence)));
+    }
+
+    /// Retains random checkpoints and the newest one, and joins epochs.
+    fn retain_some(&mut self, log: &mut UndoLog) -> Result<()> {
+        let mut kept = log.sequences();
+        let Some(newest) = kept.pop() else { return Ok(()) };
+        kept.retain(|_| self.random.u8(..3) == 0);
+        kept.push(newest);
+        log.retain(&kept)?;
+        log.join_always();
+        while log.join()? {
+            self.tally.joined += 1;
+        }
+        assert!(log.sequences() == kept || self.bytes_max < LARGE);
+        Ok(())
     }
 
     /// Rolls files back to a random checkpoint, with some interrupted attempts. Returns `false` if no checkpoint is
@@ -246,6 +267,7 @@ impl<'a> Schedule<'a> {
             );
         }
         assert!(reader::read(&self.disk, reader::Depth::All).unwrap().leftovers.is_empty());
+        assert!(!self.disk.names_of(LOG).iter().any(|name| name.ends_with(b".joined")));
         if self.disk.names_of(LOG).iter().filter(|name| name.ends_with(b".epoch")).count() == 1 {
             assert!(self.disk.names_of(KEPT).is_empty());
         }
@@ -288,4 +310,5 @@ fn ten_thousand_schedules_end_at_a_checkpoint() {
     println!("seeds from {first}: {tally:?} in {:?}", start.elapsed());
     assert!(tally.went_back > 5_000 && tally.interrupted > 5_000 && tally.killed > 1_000, "{tally:?}");
     assert!(tally.after_power_cut > 100 && tally.full > 20, "{tally:?}");
+    assert!(tally.joined > 1_000, "{tally:?}");
 }
