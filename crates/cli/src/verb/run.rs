@@ -213,12 +213,12 @@ Maximum size of the undo log of files, like 500MiB; above it, files can be rolle
 
 const STORE_MAX: &str = "\
 Maximum size of the checkpoints in the store; above it, fewer old ones are kept, but at least two; `off`: no limit [default: \
-four times the memory of the program, and 64 MiB]";
+four times the memory of the program, at least three times and 64 MiB]";
 
 const STORE_MAX_LONG: &str = "\
 Maximum size of the checkpoints in the store. If as many checkpoints as --keep requests need more, fewer old ones are kept, \
 but at least two. `status` says so. `off`: no limit. [default: four times the memory that the newest checkpoint contains, \
-and 64 MiB]";
+or three times and 64 MiB if that is more]";
 
 const COST_MAX: &str = "\
 Maximum part of the time, in per cent, that checkpoints may take from the program; above it, the interval grows; `off`: no \

@@ -92,7 +92,8 @@ impl Default for RetentionPolicy {
 /// `KEPT_MIN` checkpoints are kept in any case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SizeLimit {
-    /// `PAGES_FACTOR` times the pages of the newest checkpoint, and a fixed part.
+    /// `PAGES_FACTOR` times the pages of the newest checkpoint. For a small program, `SMALL_FACTOR` times the pages and a
+    /// fixed part, if this is more.
     #[default]
     OfPages,
     /// A number of bytes.
@@ -105,6 +106,8 @@ pub enum SizeLimit {
 pub(super) const KEPT_MIN: usize = 2;
 /// The default size limit, as a multiple of the stored pages of the newest checkpoint.
 const PAGES_FACTOR: u64 = 4;
+/// The smallest multiple for a program that rewrites all its pages: two checkpoints, and the one that is being written.
+const SMALL_FACTOR: u64 = 3;
 /// The fixed part of the default size limit, in segments: the segments that are being written, and partly filled ones.
 const FIXED_SEGMENTS: u64 = 8;
 
@@ -120,7 +123,8 @@ impl SizeLimit {
     pub(super) fn bytes(self, stored: PageCount, segment: ByteCount) -> Option<ByteCount> {
         match self {
             Self::OfPages => {
-                Some(ByteCount(PAGES_FACTOR * stored.bytes().get() + FIXED_SEGMENTS * segment.get()))
+                let small = SMALL_FACTOR * stored.bytes().get() + FIXED_SEGMENTS * segment.get();
+                Some(ByteCount(small.max(PAGES_FACTOR * stored.bytes().get())))
             }
             Self::Bytes(bytes) => Some(bytes),
             Self::None => None,
