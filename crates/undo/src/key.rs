@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{FileType, Stat};
+use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
 use rustix::io::Errno;
 use sys::Error;
 use sys::file_handle::{self, FileHandle};
@@ -67,6 +67,9 @@ pub struct Attributes {
     pub accessed: Time,
     /// Modification time (`st_mtime`).
     pub modified: Time,
+    /// Time at which the inode was created (`stx_btime`). `None` if the file system does not know it, and for files with
+    /// several names.
+    pub born: Option<Time>,
     /// Target of a symbolic link; empty for other file types.
     pub link: Vec<u8>,
     /// Names and values of the extended attributes that a rollback can set: `user.*`, `trusted.*`,
@@ -102,11 +105,14 @@ impl Attributes {
                 .map_err(|errno| Error::new("read a symbolic link", errno))?;
             attributes.link = link.into_bytes();
         }
+        if attributes.kind() == FileType::Directory || stat.st_nlink == 1 {
+            attributes.born = born(&file);
+        }
         attributes.extended = extended(file)?;
         Ok(attributes)
     }
 
-    /// Returns the attributes that stat(2) reports. `link` and `extended` are empty.
+    /// Returns the attributes that stat(2) reports. The others are empty.
     #[must_use]
     pub fn of(stat: &Stat) -> Self {
         Self {
@@ -117,6 +123,7 @@ impl Attributes {
             size: stat.st_size as u64,
             accessed: Time { s: stat.st_atime, ns: stat.st_atime_nsec as u32 },
             modified: Time { s: stat.st_mtime, ns: stat.st_mtime_nsec as u32 },
+            born: None,
             link: Vec::new(),
             extended: Vec::new(),
         }
@@ -127,6 +134,12 @@ impl Attributes {
     pub fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.mode)
     }
+}
+
+fn born(file: impl AsFd) -> Option<Time> {
+    let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
+    let is_known = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    is_known.then_some(Time { s: found.stx_btime.tv_sec, ns: found.stx_btime.tv_nsec })
 }
 
 /// Returns the extended attributes that a rollback can set, sorted by name.

@@ -157,8 +157,8 @@ fn no_large_file_is_left_of_a_subject_without_checkpoints() {
     assert!(left < 1 << 20, "{left} bytes");
 }
 
-/// A program that rewrites a file of 4 MiB all the time until a file `stop` appears. It ends with 7 if the file is not as
-/// it was written.
+/// A program that rewrites a file of 4 MiB, and replaces another file, all the time until a file `stop` appears. It ends
+/// with 7 or 8 if a file is not as it was written.
 const REWRITING: &str = r#"
 import os, sys
 BLOCK, BLOCKS = 1 << 16, 64
@@ -176,6 +176,11 @@ while not os.path.exists("stop"):
             sys.exit(7)
         table.seek(block * BLOCK)
         table.write(content(number + 1))
+    if number > 0 and open("copy", "rb").read() != content(number) * 16:
+        sys.exit(8)
+    with open("copy.new", "wb") as made:
+        made.write(content(number + 1) * 16)
+    os.replace("copy.new", "copy")
     number += 1
 "#;
 
@@ -190,13 +195,14 @@ fn restorable(lab: &Lab) -> Vec<u64> {
 
 /// Before, each checkpoint since the oldest kept one added 4 MiB.
 #[test]
-fn old_content_of_a_rewritten_file_takes_room_for_few_checkpoints_and_leads_back_to_the_oldest() {
+fn old_content_of_rewritten_files_takes_room_for_few_checkpoints_and_leads_back_to_the_oldest() {
     if !supported() {
         return;
     }
     let lab = Lab::new();
     std::fs::write(lab.path("rewriting.py"), REWRITING).unwrap();
-    let words = ["--every", "50ms", "--files", "rewind", "--files-cost-max", "10000", "--max-restarts", "99/1m"];
+    let words =
+        ["--every", "50ms", "--files", "rewind", "--files-cost-max", "10000", "--max-restarts", "99/1m"];
     let mut guarded = Guarded::run(&lab, &words, "exec python3 rewriting.py");
     if wait_for_refusal(&guarded) {
         return println!("unsupported: files-go-back");

@@ -13,6 +13,7 @@
 mod end;
 mod files;
 mod join;
+mod joint;
 pub(crate) mod journal;
 pub mod keep;
 mod namespace;
@@ -42,8 +43,8 @@ use crate::error::{Result, UndoError};
 pub use files::UNWATCHED;
 pub(crate) use files::epoch_name;
 use files::{clear_mark, new_file};
-use join::Joining;
-pub use join::{Joined, Joint};
+use joint::Joining;
+pub use joint::{Joined, Joint};
 use reader::{Depth, End, ReadEpoch};
 use record::{AnyRecord, Kind};
 use removal::kept_of;
@@ -336,8 +337,13 @@ impl UndoLog {
 
     /// Begins a new epoch in `self.file`, which the caller has set: writes the header.
     fn begin(&mut self, ordinal: u64, after: u64, sequence: Sequence) -> Result<()> {
-        let header =
-            record::Header { boot: self.boot.clone(), ordinal, after, sequences: vec![sequence.get()] };
+        let header = record::Header {
+            boot: self.boot.clone(),
+            ordinal,
+            after,
+            sequences: vec![sequence.get()],
+            time: Some(self.storage.now().into()),
+        };
         let frame = record::frame(&header, &[]);
         self.file.write(0, [&frame, &[]])?;
         let length = frame.len() as u64;

@@ -71,6 +71,8 @@ pub(crate) struct ReadEpoch {
     /// The ordinal number of the previous epoch; 0 if this epoch is the first epoch.
     pub(crate) after: u64,
     pub(crate) boot: String,
+    /// The time at which the epoch began.
+    pub(crate) time: Option<Time>,
     /// The checkpoints that belong to this epoch. At each of them, the files had the same state as at the beginning of
     /// the epoch.
     pub(crate) sequences: Vec<Sequence>,
@@ -267,9 +269,10 @@ pub(super) fn read_epoch(
     match frames.next(0)? {
         Frame::End | Frame::Torn if is_newest => return Ok(None),
         Frame::Whole(Entry { record: AnyRecord::Header(header), .. }, end) if header.ordinal == ordinal => {
-            let Header { boot, after, sequences, .. } = header;
+            let Header { boot, after, sequences, time, .. } = header;
             let sequences = sequences.into_iter().map(Sequence).collect();
-            epoch = ReadEpoch { boot, after, sequences, length: end, ..epoch };
+            let time = time.map(Into::into);
+            epoch = ReadEpoch { boot, after, sequences, time, length: end, ..epoch };
         }
         Frame::Bad(why) => epoch.broken = Some(why),
         _ => epoch.broken = Some("it has no valid header".to_owned()),

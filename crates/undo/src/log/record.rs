@@ -109,6 +109,9 @@ kinds! {
         after: u64,
         #[prost(uint64, repeated, tag = "4")]
         sequences: Vec<u64>,
+        /// The time at which the epoch began. All inodes that existed then have an earlier time of birth.
+        #[prost(message, optional, tag = "5")]
+        time: Option<TimeMessage>,
     }
     /// A checkpoint that belongs to the epoch, in addition to the checkpoints in the header. No file has changed
     /// between the beginning of the epoch and this record.
@@ -396,6 +399,8 @@ pub(crate) struct AttributesMessage {
     link: Vec<u8>,
     #[prost(message, repeated, tag = "9")]
     extended: Vec<ExtendedMessage>,
+    #[prost(message, optional, tag = "10")]
+    pub(crate) born: Option<TimeMessage>,
 }
 
 /// Encodes the head and the record of a frame. The caller writes the data after the returned bytes.

@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use super::files::{clear_mark, epoch_name, ordinals};
-use super::join;
+use super::joint;
 use super::journal::Journal;
 use super::reader::{ReadEpoch, ReadLog};
 use super::record::{self, AnyRecord};
@@ -34,7 +34,7 @@ pub(crate) fn remove_leftovers(storage: &dyn Storage, read: &ReadLog) -> Result<
     for ordinal in &read.leftovers {
         storage.remove(&epoch_name(*ordinal))?;
     }
-    join::remove_unpublished(storage)?;
+    joint::remove_unpublished(storage)?;
     storage.sweep_kept(&read.epochs.iter().flat_map(kept_of).map(Path::to_path_buf).collect())
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn clear(storage: &dyn Storage) -> Result<u64> {
     for ordinal in ordinals.iter().rev() {
         storage.remove(&epoch_name(*ordinal))?;
     }
-    join::remove_unpublished(storage)?;
+    joint::remove_unpublished(storage)?;
     clear_mark(storage)?;
     Journal::remove(storage)?;
     storage.sweep_kept(&HashSet::new())?;

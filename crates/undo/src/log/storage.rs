@@ -15,12 +15,14 @@ use model::ByteCount;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use sys::Error;
+use sys::clock::Clock;
 
 use super::keep;
 use super::opened_file::OpenedFile;
 use super::reserve::Reserve;
 use super::write_queue::{Change, Drained, WriteQueue};
 use crate::error::{Result, UndoError};
+use crate::key::Time;
 
 /// Bytes that are preallocated for a new log file, so that writing its header cannot fail on a full disk.
 const HEADER_RESERVE_BYTES: u64 = 4096;
@@ -46,6 +48,8 @@ pub(crate) trait Storage: Send + Sync + Debug {
     fn sync(&self) -> Result<()>;
     /// Returns the boot id of the running kernel.
     fn boot(&self) -> Result<String>;
+    /// Returns the present time.
+    fn now(&self) -> Time;
     /// Removes a link or a copy in a keep directory, if the link or copy exists. A keep directory contains hard links
     /// and copies of earlier files.
     fn drop_kept(&self, path: &Path) -> Result<()>;
@@ -208,6 +212,10 @@ impl Storage for DiskStorage {
         const PATH: &str = "/proc/sys/kernel/random/boot_id";
         let boot = std::fs::read_to_string(PATH).map_err(|error| Error::path("read", PATH, error))?;
         Ok(boot.trim().to_owned())
+    }
+
+    fn now(&self) -> Time {
+        Clock::default().wall().into()
     }
 
     fn drop_kept(&self, path: &Path) -> Result<()> {

@@ -31,6 +31,7 @@ mod durable;
 mod epoch;
 mod file_systems;
 mod join;
+mod joins;
 mod mapped;
 mod marks;
 mod names;
@@ -369,7 +370,7 @@ impl Watch {
     ///
     /// The errors of `back::go_back`.
     pub fn go_back(&self, to: Sequence, leave: &[(u64, u64)]) -> Result<WentBack> {
-        let _exclusive = self.shared.log_files();
+        let _exclusive = self.shared.joins.exclude();
         let mut state = self.shared.state();
         state.is_restoring = true;
         let outcome = state.log.writes().make();
@@ -399,7 +400,7 @@ impl Watch {
     ///
     /// The log cannot be created.
     pub fn start_over(&self, start: Sequence) -> Result<()> {
-        let _exclusive = self.shared.log_files();
+        let _exclusive = self.shared.joins.exclude();
         let mut state = self.shared.state();
         state.log = UndoLog::create(&self.options.directory, start, self.options.bytes_max)?;
         state.begin_epoch();

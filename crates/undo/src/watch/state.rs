@@ -38,8 +38,6 @@ use crate::rights::{Aspects, Rights, RightsId, Touch};
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) log: UndoLog,
-    /// Whether a thread is joining epochs of the log.
-    pub(super) is_joining: bool,
     pub(super) keep: KeepPlaces,
     pub(super) epoch: Epoch,
     pub(super) watched: WatchedFiles,
@@ -96,7 +94,6 @@ impl State {
         let boundaries = Boundaries::starting_at(start, (clock::monotonic(), costs.clock().wall()));
         Self {
             log,
-            is_joining: false,
             keep,
             epoch: Epoch::default(),
             watched: WatchedFiles::new(source),

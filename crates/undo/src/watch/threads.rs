@@ -28,6 +28,7 @@ use sys::socket_call::{CallHandler, CallKind, Handled, ReportedCall, kind_of};
 
 use super::answer::Answer;
 use super::calls::Call;
+use super::joins::Joins;
 use super::marks::ContentSource;
 use super::state::State;
 use crate::error::{Result, UndoError};
@@ -50,8 +51,7 @@ const DEFECT: &str = "a change was not recorded because of a defect in undying";
 pub(super) struct Shared {
     state: Mutex<State>,
     events: Arc<ContentEvents>,
-    /// Held while files of the log are exchanged, and while the log is read or opened again. Locked before `state`.
-    pub(super) log_files: Mutex<()>,
+    pub(super) joins: Joins,
 }
 
 /// The source of content events that uses fanotify(7).
@@ -99,7 +99,7 @@ impl ContentSource for Fanotify {
 
 impl Shared {
     pub(super) fn new(state: State, events: Arc<ContentEvents>) -> Self {
-        Self { state: Mutex::new(state), events, log_files: Mutex::new(()) }
+        Self { state: Mutex::new(state), events, joins: Joins::default() }
     }
 
     /// Locks the state, even if another thread has panicked while that thread held the lock.

@@ -342,7 +342,10 @@ impl Disk {
         let inode = state.next;
         state.next += 1;
         let time = state.time();
-        let attributes = Attributes { modified: time, size: 0, ..attributes.clone() };
+        // The clock may have been set back after the creation of an inode.
+        let ahead = if state.random.u8(..8) == 0 { 10_000 } else { 0 };
+        let born = Some(Time { s: time.s + ahead, ..time });
+        let attributes = Attributes { modified: time, born, size: 0, ..attributes.clone() };
         let made = Inode { attributes, links: 1, changed: time, ..Inode::default() };
         state.apply(Change::Create(inode, made));
         state.set_name(directory, name, Some(inode));
@@ -502,6 +505,10 @@ impl Storage for Disk {
 
     fn boot(&self) -> Result<String> {
         Ok(format!("boot {}", self.state().boot))
+    }
+
+    fn now(&self) -> Time {
+        Self::now(self)
     }
 
     fn drop_kept(&self, path: &Path) -> Result<()> {

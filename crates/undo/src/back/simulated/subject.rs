@@ -250,11 +250,18 @@ impl Subject {
         if let Some((id, _)) = self.inodes.get(&inode) {
             return Ok(Some(*id));
         }
-        let attributes = self.disk.inode(inode).unwrap().attributes;
+        let attributes = self.attributes(inode);
         let path = PathBuf::from(format!("/{inode}"));
         let id = log.inode(&key_of(inode), &attributes, &path, Touch::ANY, None)?;
         self.inodes.insert(inode, (id, attributes.size));
         Ok(Some(id))
+    }
+
+    /// Returns the attributes that a record contains.
+    fn attributes(&self, inode: u64) -> Attributes {
+        let found = self.disk.inode(inode).unwrap();
+        let has_one_name = found.attributes.kind() == FileType::Directory || found.links == 1;
+        Attributes { born: found.attributes.born.filter(|_| has_one_name), ..found.attributes }
     }
 
     /// Records content before the content changes.

@@ -6,20 +6,22 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fastrand::Rng;
-use model::ByteCount;
+use model::{ByteCount, Sequence};
 use sys::file_rights::FileRights;
 use tempfile::TempDir;
 
 use super::*;
-use crate::key::Attributes;
+use crate::key::{Attributes, FileKey, Time};
+use crate::log::joint::SUFFIX;
 use crate::log::keep::KeepPlaces;
-use crate::log::reader::Depth;
-use crate::log::storage::DiskStorage;
+use crate::log::reader::{self, Depth};
+use crate::log::record;
+use crate::log::storage::{DiskStorage, Storage as _};
 use crate::log::target::{self, TargetInode};
-use crate::rights::{Rights, RightsId, Touch};
+use crate::rights::{Aspects, Rights, RightsId, Touch};
 
 const LARGE: ByteCount = ByteCount(1 << 40);
 /// The length of each file in bytes.
@@ -76,7 +78,10 @@ fn a_file_that_changes_in_each_epoch_needs_its_size_for_each_retained_checkpoint
         assert!(disk_bytes(&directory) <= log.bytes().get() + 4096);
     }
     let present = Sequence(199);
-    assert_eq!(log.sequences(), [0, 50, 100, 150].map(Sequence).into_iter().chain([present]).collect::<Vec<_>>());
+    assert_eq!(
+        log.sequences(),
+        [0, 50, 100, 150].map(Sequence).into_iter().chain([present]).collect::<Vec<_>>()
+    );
     let (reachable, _) = crate::back::reachable(&undo(&directory)).unwrap();
     assert!([0, 50, 100, 150].iter().all(|kept| reachable.contains(&Sequence(*kept))), "{reachable:?}");
 }
@@ -149,9 +154,11 @@ fn damage_prevents_a_join_and_later_attempts_need_more() {
     assert!(log.to_join().unwrap().write().unwrap().is_none());
     (0..2).for_each(|_| log.join_failed());
     assert_eq!(disk_bytes(&directory), before);
-    assert!(fs::read_dir(undo(&directory)).unwrap().all(|entry| {
-        !entry.unwrap().file_name().to_string_lossy().ends_with(SUFFIX)
-    }));
+    assert!(
+        fs::read_dir(undo(&directory))
+            .unwrap()
+            .all(|entry| { !entry.unwrap().file_name().to_string_lossy().ends_with(SUFFIX) })
+    );
     assert_eq!(log.to_join().map(|joint| joint.ordinals), None, "three epochs are not worth another attempt");
     log.joining.failures = 0;
     assert!(log.to_join().is_some());
@@ -321,6 +328,61 @@ fn a_rollback_has_the_same_effect_with_joined_epochs() {
         let kept = fs::read_dir(undo(&joined).join("keep/kept")).unwrap().count();
         assert_eq!(opened.kept.len(), kept, "seed {seed}");
     }
-    println!("seeds from {first}: {joins} joins, {compared} rollbacks, {smaller} of {PLANS} logs are smaller");
+    println!(
+        "seeds from {first}: {joins} joins, {compared} rollbacks, {smaller} of {PLANS} logs are smaller"
+    );
     assert!(joins > 100 && compared > 300 && smaller > 50);
+}
+
+/// How a file of `a_file_between_two_retained_checkpoints_takes_no_room` came to its name.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Came {
+    /// The subject has created it.
+    Created,
+    /// It had another name. The clock was set back since it was created.
+    Renamed,
+    /// A rollback has created it again.
+    Made,
+    /// The file system does not know when it was created.
+    Unknown,
+}
+
+#[test]
+fn a_file_between_two_retained_checkpoints_takes_no_room() {
+    for came in [Came::Created, Came::Renamed, Came::Made, Came::Unknown] {
+        let (directory, mut log) = new(LARGE);
+        let keep = KeepPlaces::new(&undo(&directory)).unwrap();
+        let future = Time { s: i64::from(u32::MAX), ns: 0 };
+        let born = Some(future).filter(|_| came != Came::Unknown);
+        let file = Attributes { mode: 0o100_644, size: SIZE, born, ..Attributes::default() };
+        let folder = Attributes { mode: 0o040_755, ..Attributes::default() };
+        if came == Came::Made {
+            let alias = record::Alias { old: (&key(8)).into(), new: (&key(9)).into() };
+            log.append(&alias, &[]).unwrap();
+        }
+        let above = log.directory(&key(1), &folder, Path::new("/")).unwrap();
+        if came == Came::Renamed {
+            let before = log.inode(&key(9), &file, Path::new("/old"), Touch::ANY, None).unwrap();
+            log.name(above, OsStr::new("old"), Some(before), RightsId::OWN).unwrap();
+        }
+        log.name(above, OsStr::new("new"), None, RightsId::OWN).unwrap();
+        log.boundary(Sequence(1)).unwrap();
+        let above = log.directory(&key(1), &folder, Path::new("/")).unwrap();
+        let inode = log.inode(&key(9), &file, Path::new("/new"), Touch::ANY, None).unwrap();
+        log.range(inode, 0, &[7; 20]).unwrap();
+        let (_, link) = keep.file().unwrap();
+        log.linked(inode, &link).unwrap();
+        log.name(above, OsStr::new("new"), Some(inode), RightsId::OWN).unwrap();
+        log.boundary(Sequence(2)).unwrap();
+        epoch(&mut log, 10, 3);
+        log.retain(&[0, 2, 3].map(Sequence)).unwrap();
+        let before = effect(&log, &directory, Sequence(0));
+        assert!(log.join().unwrap());
+        log.writes().make().unwrap();
+        let after = effect(&log, &directory, Sequence(0));
+        let is_left_out = came == Came::Created;
+        assert_eq!(link.exists(), !is_left_out, "{came:?}");
+        assert_eq!(after == before, !is_left_out, "{came:?}: {before}\n{after}");
+        assert_eq!(after.contains("\n    \"9 "), !is_left_out, "{came:?}: {after}");
+    }
 }

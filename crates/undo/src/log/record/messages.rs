@@ -64,6 +64,7 @@ impl From<&Attributes> for AttributesMessage {
             accessed: attributes.accessed.into(),
             modified: attributes.modified.into(),
             link: attributes.link.clone(),
+            born: attributes.born.map(Into::into),
             extended: extended
                 .map(|(name, value)| ExtendedMessage { name: name.clone(), value: value.clone() })
                 .collect(),
@@ -81,6 +82,7 @@ impl From<AttributesMessage> for Attributes {
             size: message.size,
             accessed: message.accessed.into(),
             modified: message.modified.into(),
+            born: message.born.map(Into::into),
             link: message.link,
             extended: message.extended.into_iter().map(|pair| (pair.name, pair.value)).collect(),
         }
