@@ -59,6 +59,9 @@ pub fn condition() -> Duration {
 /// Poll interval for a condition without an event.
 pub const POLL: Duration = Duration::from_millis(2);
 
+/// Maximum of the poll interval. It is as long as the check itself takes.
+pub const POLL_MAX: Duration = Duration::from_millis(50);
+
 /// Poll interval for a condition that is checked with a call of the binary. Each call starts a process.
 pub const POLL_BY_COMMAND: Duration = Duration::from_millis(50);
 
