@@ -143,8 +143,18 @@ impl DiskStorage {
         }
     }
 
+    /// Opens a file to which no write succeeds.
+    #[cfg(test)]
+    pub(crate) fn open_read_only(&self, name: &str) -> Result<Box<dyn LogFile>> {
+        self.opened(name, "open", OFlags::RDONLY)
+    }
+
     fn file(&self, name: &str, operation: &'static str, flags: OFlags) -> Result<Box<dyn LogFile>> {
-        let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        self.opened(name, operation, flags | OFlags::RDWR)
+    }
+
+    fn opened(&self, name: &str, operation: &'static str, flags: OFlags) -> Result<Box<dyn LogFile>> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let path = self.place.path.join(name);
         let file = rustix::fs::openat(&self.place.directory, name, flags, Mode::from_raw_mode(0o600))
             .map_err(|errno| Error::path(operation, &path, errno))?;

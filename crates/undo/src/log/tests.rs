@@ -333,11 +333,15 @@ fn epoch_in_pause(log: &mut UndoLog) {
 
 #[test]
 fn after_a_write_of_a_pause_has_failed_no_record_is_added_until_the_next_boundary() {
-    let (directory, mut log) = new(LARGE);
+    let directory = TempDir::new().unwrap();
+    let storage = DiskStorage::open_or_create(&undo(&directory)).unwrap();
+    fs::write(undo(&directory).join("other"), "").unwrap();
+    let unwritable = storage.open_read_only("other").unwrap();
+    let mut log = UndoLog::create_on(Box::new(storage), Sequence(0), LARGE).unwrap();
     log.prepare().unwrap();
     log.hold();
     epoch_in_pause(&mut log);
-    log.storage.remove_later("no/such/directory/\0").unwrap();
+    unwritable.write(0, [b"x", &[]]).unwrap();
     log.same(Sequence(2)).unwrap();
     log.end_hold();
     log.writes().make().unwrap_err();

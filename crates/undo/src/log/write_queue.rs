@@ -7,8 +7,8 @@
 //! needs a record waits until the records of the boundary and its own record are written.
 //!
 //! Owns: the changes that are not made yet, and their order.
-//! Invariants: changes are made in the order in which they were requested. After a failure, no further change is made
-//! until the next boundary begins.
+//! Invariants: writes are made in the order in which they were requested, and so are removals. After a write has failed, no
+//! further change is made until the next boundary begins. A removal that fails costs no record: it is tried again.
 //! Does not: decide what is written.
 
 use std::collections::VecDeque;
@@ -32,6 +32,15 @@ pub(super) enum Change {
     DropKept(PathBuf),
 }
 
+impl Change {
+    fn is_removal(&self) -> bool {
+        matches!(self, Self::Remove(_) | Self::DropKept(_))
+    }
+}
+
+/// The maximum number of removals that are tried again. What is left over is removed when the log is opened again.
+const AGAIN_MAX: usize = 4096;
+
 #[derive(Debug, Default)]
 pub(super) struct WriteQueue {
     state: Mutex<State>,
@@ -41,6 +50,8 @@ pub(super) struct WriteQueue {
 #[derive(Debug, Default)]
 struct State {
     changes: VecDeque<Change>,
+    /// A removal that has failed, and the removals that were requested after it. They follow after the next boundary.
+    again: VecDeque<Change>,
     /// Whether new writes are added to the queue.
     is_held: bool,
     /// Whether a thread makes the change that was the first of the queue.
@@ -65,6 +76,9 @@ impl WriteQueue {
     pub(super) fn hold(&self) {
         let mut state = self.state();
         (state.is_held, state.has_failed) = (true, false);
+        let mut again = std::mem::take(&mut state.again);
+        again.append(&mut state.changes);
+        state.changes = again;
     }
 
     /// Holds further writes back no longer. Writes that were held back follow with the next `drain`.
@@ -92,17 +106,31 @@ impl WriteQueue {
                 return Ok(Drained::FailedBefore);
             }
             let Some(change) = state.changes.pop_front() else { return Ok(Drained::Whole) };
+            if change.is_removal() && !state.again.is_empty() {
+                state.try_again(change);
+                continue;
+            }
             state.is_busy = true;
             drop(state);
             let outcome = make(&change);
             state = self.state();
             state.is_busy = false;
             self.is_made.notify_all();
-            if outcome.is_err() {
+            if outcome.is_err() && change.is_removal() {
+                state.try_again(change);
+            } else if outcome.is_err() {
                 state.has_failed = true;
                 state.changes.clear();
                 outcome?;
             }
+        }
+    }
+}
+
+impl State {
+    fn try_again(&mut self, removal: Change) {
+        if self.again.len() < AGAIN_MAX {
+            self.again.push_back(removal);
         }
     }
 }
@@ -143,21 +171,56 @@ mod tests {
         assert_eq!(*made.lock().unwrap(), names);
     }
 
+    fn write(queue: &WriteQueue, offset: u64) {
+        let file = tempfile::tempfile().unwrap();
+        let to = Arc::new(OpenedFile { file, path: PathBuf::new(), reserve: None });
+        queue.add(Change::Write { to, offset, bytes: Vec::new() });
+    }
+
     #[test]
-    fn after_a_failure_nothing_is_changed_until_the_next_hold() {
+    fn after_a_failed_write_nothing_is_changed_until_the_next_hold() {
         let (queue, made) = (WriteQueue::default(), AtomicUsize::new(0));
-        removals(&queue, &["a", "b", "c"]);
+        (0..3).for_each(|offset| write(&queue, offset));
         let make = |change: &Change| {
             made.fetch_add(1, Ordering::Relaxed);
-            if name(change) == "b" {
-                return Err(UndoError::Short { directory: PathBuf::new() });
+            match change {
+                Change::Write { offset: 1, .. } => Err(UndoError::Short { directory: PathBuf::new() }),
+                _ => Ok(()),
             }
-            Ok(())
         };
         assert!(queue.drain(make).is_err());
-        removals(&queue, &["d"]);
+        write(&queue, 3);
         assert_eq!((queue.drain(make).unwrap(), made.load(Ordering::Relaxed)), (Drained::FailedBefore, 2));
         queue.hold();
         assert_eq!((queue.drain(make).unwrap(), made.load(Ordering::Relaxed)), (Drained::Whole, 3));
+    }
+
+    #[test]
+    fn a_removal_that_fails_is_tried_again_before_the_removals_behind_it_and_prevents_no_write() {
+        let (queue, made) = (WriteQueue::default(), Mutex::new(String::new()));
+        let is_short = AtomicUsize::new(1);
+        removals(&queue, &["a", "b"]);
+        write(&queue, 7);
+        removals(&queue, &["c"]);
+        let make = |change: &Change| {
+            let name = match change {
+                Change::Write { offset, .. } => offset.to_string(),
+                other => name(other),
+            };
+            if name == "b" && is_short.load(Ordering::Relaxed) == 1 {
+                return Err(UndoError::Short { directory: PathBuf::new() });
+            }
+            made.lock().unwrap().push_str(&name);
+            Ok(())
+        };
+        assert_eq!(queue.drain(make).unwrap(), Drained::Whole);
+        assert_eq!(*made.lock().unwrap(), "a7");
+        queue.hold();
+        assert_eq!(queue.drain(make).unwrap(), Drained::Whole);
+        is_short.store(0, Ordering::Relaxed);
+        write(&queue, 8);
+        queue.hold();
+        assert_eq!(queue.drain(make).unwrap(), Drained::Whole);
+        assert_eq!(*made.lock().unwrap(), "a7bc8");
     }
 }
