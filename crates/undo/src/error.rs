@@ -273,7 +273,10 @@ impl UndoError {
 
     /// Reports whether this program lacked descriptors or memory, so that another attempt may succeed.
     pub(crate) fn is_shortage(&self) -> bool {
-        matches!(self, Self::Kernel(error) if error.errno.is_shortage())
+        match self {
+            Self::Kernel(error) | Self::Store(store::Error::Io(error)) => error.errno.is_shortage(),
+            _ => false,
+        }
     }
 }
 

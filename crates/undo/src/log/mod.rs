@@ -375,6 +375,11 @@ impl UndoLog {
         outcome.map(|_| ())
     }
 
+    /// Removes a file in a keep directory that no record names.
+    pub(crate) fn drop_unnamed(&self, path: &Path) -> Result<()> {
+        self.storage.drop_kept_later(path)
+    }
+
     fn try_keep<Body: Kind>(&mut self, body: &Body, path: &Path) -> Result<bool> {
         let bytes = match self.kept.get(path) {
             Some(_) => 0,

@@ -98,7 +98,7 @@ impl Keeping for Clone {
                 // No further clone is tried on this file system.
                 state.file_systems.note_no_clone(found.st_dev);
             }
-            state.keep.remove(&path)?;
+            state.log.drop_unnamed(&path)?;
             return Ok(false);
         }
         let took = state.costs.clock().now() - started;
