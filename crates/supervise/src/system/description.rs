@@ -126,7 +126,7 @@ pub struct Component {
     #[schemars(with = "Option<PercentLimit>")]
     pub cost_max: Option<Spanned<PercentLimit>>,
     /// The maximum size of the checkpoints in the store, or `"off"`. Beyond it, fewer old checkpoints are kept. Default:
-    /// four times the memory of the component, and 64 MiB.
+    /// four times the memory of the component, or three times and 64 MiB if that is more.
     #[schemars(with = "Option<SizeLimit>")]
     pub store_max: Option<Spanned<SizeLimit>>,
     /// A shell command that runs after each restore, before the component goes on.
