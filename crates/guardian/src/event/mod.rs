@@ -316,7 +316,7 @@ impl RunEvent {
     pub(crate) fn verified(sequence: Sequence, found: &Comparison) -> Self {
         let example = |one: &engine::Difference| {
             let pid = one.pid.map_or("a shared object".to_owned(), |pid| format!("pid {pid}"));
-            format!("{pid} at {} ({}), {} in the image", one.address, Escaped(&one.area), one.image)
+            format!("{pid} at {} ({}), {} in the image", one.address, Escaped(&one.mapping), one.image)
         };
         Self::Verified {
             seq: sequence.get(),

@@ -28,23 +28,27 @@ impl UndoLog {
         if self.end != End::Unknown || self.storage.is_short() {
             return None;
         }
-        let (later, range) = self.joinable().max_by_key(|(later, _)| *later)?;
-        let epochs: Vec<&Epoch> = self.epochs.range(range).collect();
-        let first = epochs.first()?.length;
-        let Joining { bytes_min, epochs_min, failures, .. } = self.joining;
-        let is_much = later >= first + (bytes_min << failures) || epochs.len() > epochs_min << failures;
-        let fits = self.bytes + first + later <= self.bytes_max;
-        (is_much && fits).then(|| Joint {
+        let worth = self.joinable().filter(|(later, range)| self.is_worth_joining(*later, range));
+        let (_, range) = worth.max_by_key(|(later, _)| *later)?;
+        Some(Joint {
             storage: Arc::clone(&self.storage),
             log: Arc::clone(&self.joining.log),
             boot: self.boot.clone(),
-            ordinals: epochs.iter().map(|epoch| epoch.ordinal).collect(),
-            sequences: epochs[0].sequences.clone(),
+            sequences: self.epochs[range.start].sequences.clone(),
+            ordinals: self.epochs.range(range).map(|epoch| epoch.ordinal).collect(),
         })
     }
 
-    /// Returns ranges of at least two epochs, with the bytes of all but the first of them. To the checkpoints of these later epochs, nothing
-    /// can be rolled back.
+    /// Reports whether epochs are worth joining, of which all but the first have `later` bytes together.
+    fn is_worth_joining(&self, later: u64, range: &Range<usize>) -> bool {
+        let first = self.epochs[range.start].length;
+        let Joining { bytes_min, epochs_min, failures, .. } = self.joining;
+        let is_much = later >= first + (bytes_min << failures) || range.len() > epochs_min << failures;
+        is_much && self.bytes + first + later <= self.bytes_max
+    }
+
+    /// Returns ranges of at least two epochs, with the bytes of all but the first of them. To the checkpoints of these later
+    /// epochs, nothing can be rolled back.
     fn joinable(&self) -> impl Iterator<Item = (u64, Range<usize>)> {
         let old = self.epochs.len().saturating_sub(OPEN_EPOCHS);
         let mut next = 0;

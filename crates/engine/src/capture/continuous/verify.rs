@@ -57,7 +57,7 @@ pub struct Difference {
     pub address: Address,
     /// The mapping that contains the address, similar to a line of `/proc/PID/maps`, and the reason if it or its file cannot be
     /// read. Empty if the mapping is unknown.
-    pub area: String,
+    pub mapping: String,
     /// What the image contains for the page: `stored`, `zero`, `absent` or `guard region`.
     pub image: &'static str,
 }
@@ -175,11 +175,11 @@ impl Comparing<'_> {
             match process.read_file(page.start, &mut bytes) {
                 Ok(()) => self.compare(space, page.start, &bytes, ABSENT),
                 Err(error) => {
-                    let area = format!("{}: cannot read its file: {error}", process.describe(page.start));
+                    let mapping = format!("{}: cannot read its file: {error}", process.describe(page.start));
                     self.note(Difference {
                         pid: Some(process.pid),
                         address: page.start,
-                        area,
+                        mapping,
                         image: ABSENT,
                     });
                 }
@@ -232,13 +232,13 @@ impl Comparing<'_> {
         let first = found.iter().find(|range| !is_within(known, range));
         let other = known.iter().find(|range| !is_within(found, range));
         for range in first.into_iter().chain(other) {
-            let area = String::new();
-            self.note(Difference { pid: Some(pid), address: range.start, area, image: GUARD });
+            let mapping = String::new();
+            self.note(Difference { pid: Some(pid), address: range.start, mapping, image: GUARD });
         }
     }
 
     fn differs(&self, space: SpaceId, address: Address, image: &'static str) {
-        let (pid, area) = match self.sources.get(&space) {
+        let (pid, mapping) = match self.sources.get(&space) {
             Some(Source::Process(process)) => {
                 let unread = process.memory.read(address, &mut [0; PAGE_BYTES as usize]).err();
                 let why = unread.map(|error| format!(": {error}")).unwrap_or_default();
@@ -246,7 +246,7 @@ impl Comparing<'_> {
             }
             _ => (None, String::new()),
         };
-        self.note(Difference { pid, address, area, image });
+        self.note(Difference { pid, address, mapping, image });
     }
 
     fn note(&self, found: Difference) {
@@ -268,7 +268,7 @@ impl ProcessSource<'_> {
     }
 
     fn describe(&self, at: Address) -> String {
-        let Some(mapping) = self.mapping(at) else { return "in no area".to_owned() };
+        let Some(mapping) = self.mapping(at) else { return "in no mapping".to_owned() };
         let Protection { read, write, execute, shared } = mapping.protection;
         let letter = |is_set: bool, letter: char| if is_set { letter } else { '-' };
         let rights =

@@ -107,6 +107,17 @@ fn epochs_are_joined_only_if_nothing_can_be_added_to_them_and_it_is_worth_it() {
     assert!(log.to_join().is_none(), "no room for a second copy");
 }
 
+#[test]
+fn epochs_that_are_worth_joining_are_joined_although_others_have_more_bytes_and_are_not() {
+    let (_directory, mut log) = new(LARGE);
+    log.joining = Joining { bytes_min: 100, ..Joining::default() };
+    for (next, bytes) in [(1, 9000), (2, 4000), (3, 1000), (4, 1000), (5, 1000), (6, 10), (7, 10), (8, 10)] {
+        epoch(&mut log, bytes, next);
+    }
+    log.retain(&[0, 2, 5, 6, 7, 8].map(Sequence)).unwrap();
+    assert_eq!(log.to_join().map(|joint| joint.ordinals), Some(vec![3, 4, 5]));
+}
+
 fn foreign() -> Joined {
     let (_directory, log) = new(LARGE);
     let (storage, log) = (Arc::clone(&log.storage), Arc::clone(&log.joining.log));
