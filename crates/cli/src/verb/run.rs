@@ -221,12 +221,12 @@ but at least two. `status` says so. `off`: no limit. [default: four times the me
 or three times and 64 MiB if that is more]";
 
 const COST_MAX: &str = "\
-Maximum part of the time, in per cent, that checkpoints may take from the program; above it, the interval grows; `off`: no \
+How much longer, in per cent, the program may take because of checkpoints; above it, the interval grows; `off`: no \
 limit [default: 10; off with --output committed]";
 
 const COST_MAX_LONG: &str = "\
-Maximum part of the time, in per cent, that checkpoints may take from the program: stops, page faults, and processor time \
-of `undying` that the program could have used. If checkpoints at the requested interval cost more, the interval grows, up \
+How much longer, in per cent, the program may take because of checkpoints: stops, page faults, and processor time of \
+`undying` that the program could have used. If checkpoints at the requested interval cost more, the interval grows, up \
 to half of --files-back-max. `status` shows the cost and the interval. `off`: no limit. [default: 10; off with --output \
 committed]";
 

@@ -399,7 +399,8 @@ impl Subject {
         self.pace.deferred_until()
     }
 
-    /// Returns the share of the elapsed time that recent checkpoints took from the subject; 0.1 is a tenth.
+    /// Returns how much longer the subject took because of recent checkpoints, as a part of the time without them; 0.1 is
+    /// a tenth.
     #[must_use]
     pub fn cost_share(&self) -> f64 {
         self.pace.cost_share()
