@@ -223,3 +223,31 @@ fn a_throttled_program_ends_by_itself() {
     assert!(status.success(), "{status:?}, {:?}", std::fs::read_to_string(lab.said()));
     assert!(taken > 0);
 }
+
+/// Copies that the program replaces by further writes cost page faults and time. The slow steps of the first checkpoint
+/// must not lie between the protection of the pages and the copying.
+#[test]
+fn the_first_checkpoint_of_a_busy_program_wastes_few_copies() {
+    const TRIES: u32 = 5;
+    if !rustix::process::geteuid().is_root() {
+        return println!("unsupported: root");
+    }
+    let chosen = match track::choose("pagemap-scan") {
+        Ok(chosen) => chosen.kind,
+        Err(error) => return println!("unsupported: {error}"),
+    };
+    let mut fewest = u64::MAX;
+    for _ in 0..TRIES {
+        let Some(lab) = Lab::new() else { return };
+        let pid = Pid(lab.start(0).id() as i32);
+        lab.await_pass();
+        let log = lab.log();
+        let taken = Continuous::new(pid, chosen).checkpoint(&log, &lab.options(1)).unwrap().unwrap();
+        report(&taken);
+        kill(pid);
+        fewest = fewest.min(taken.precopied.get() + taken.residual.get());
+    }
+    // A single checkpoint can be delayed by other programs.
+    let pages = (MIB << 20) >> 12;
+    assert!(fewest < pages * 7 / 4, "{fewest} copies of {pages} pages");
+}

@@ -47,6 +47,12 @@ impl Copies {
     }
 }
 
+/// Reports whether it is worth its cost to copy pages while the subject runs, if it has rewritten `again` of `copied` pages
+/// meanwhile.
+pub(super) fn are_worth_it(copied: PageCount, again: PageCount) -> bool {
+    WASTED_SHARE * again.get() <= copied.get()
+}
+
 /// What recent scans and checkpoints show about the subject.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Habits {
@@ -72,7 +78,7 @@ impl Precopies {
 
     /// Records that the subject has rewritten `again` pages while `copied` pages were copied.
     pub(super) fn note(&mut self, copied: PageCount, again: PageCount) {
-        self.is_wasted = WASTED_SHARE * again.get() > copied.get();
+        self.is_wasted = !are_worth_it(copied, again);
     }
 }
 

@@ -5,7 +5,8 @@
 //!
 //! Owns: the rounds; the decision whether one more round is worth its cost; the slices, and the times between
 //! slices, in which the subject runs.
-//! Invariants: a round copies all pages that its scan has found. Before a slice copies a page, the tracker
+//! Invariants: a round copies all pages that its scan has found, unless the subject writes too many of them again
+//! meanwhile. Before a slice copies a page, the tracker
 //! (which finds written pages) is armed to report the next change of the page. In a slice, no wait for a free
 //! buffer exceeds the pause budget.
 //! Does not: decide about slices; `budget` does.
@@ -21,6 +22,7 @@ use track::Moment;
 use super::super::before::Before;
 use super::super::copier::PageSink;
 use super::super::phases::{Phase, Phases};
+use super::copies::are_worth_it;
 use super::spaces::Spaces;
 use super::taken::Counts;
 use super::throttle::Step;
@@ -43,6 +45,16 @@ pub(super) const RESIDUAL_GOAL: PageCount = PageCount(32);
 /// Maximum predicted number of pages for the round after the inspection of the descriptors. The copying of
 /// 4096 pages takes about 5 ms.
 pub(super) const LAST_ROUND_MAX: PageCount = PageCount(4096);
+
+/// While the subject runs, pages are copied for this time before a look at the pages that it has written again.
+const PART_MIN: Duration = Duration::from_millis(10);
+/// Pages are copied at least this many times as long as the last look took.
+const LOOK_SHARE: u32 = 8;
+/// Without a look, at most this many pages are copied. Copying them takes about 5 ms.
+const UNLOOKED_MAX: PageCount = PageCount(4096);
+
+/// Between the slices, the subject is expected to write one of this many pages again.
+const AGAIN_SHARE: u64 = 4;
 
 /// Reports whether one more round is worth its cost. `round` is the number of pages of the last round,
 /// `before` that of the previous round. A small round must halve the number. If the processor or the store is
@@ -104,11 +116,8 @@ impl Spaces {
     pub(super) fn round(&mut self, before: &Before, sink: &dyn PageSink) -> Result<Round> {
         let pages = self.scan_running(before, sink)?;
         self.counts.rounds += 1;
-        let is_copied = self.counts.copies().allow(self.deferred(before));
-        if is_copied {
-            let copied = self.copy_running(before, sink)?;
-            self.counts.precopied += copied;
-        }
+        let is_copied =
+            self.counts.copies().allow(self.deferred(before)) && self.copy_running(before, sink, pages)?;
         Ok(Round { pages, is_copied })
     }
 
@@ -123,10 +132,14 @@ impl Spaces {
     }
 
     /// Copies dirty pages in slices, until a final stop will probably fit into the pause budget.
-    pub(super) fn slice(&mut self, before: &Before, sink: &dyn PageSink) -> Result<()> {
+    pub(super) fn slice(&mut self, before: &mut Before, sink: &dyn PageSink) -> Result<()> {
         if !self.can_slice() || (self.budget.fits(self.due(before)) && !self.counts.has_deferred_fresh) {
             return Ok(());
         }
+        // The scan protects the pages again. Between the scan and the last stop, the subject writes to pages, so all slow
+        // work comes first. The allocation of buffers takes longer than the copying of the pages.
+        self.prepare_workers(before);
+        sink.prepare(self.due_in_slices(before))?;
         loop {
             self.scan_running(before, sink)?;
             let due = self.due(before);
@@ -173,6 +186,13 @@ impl Spaces {
         self.deferred(before) + self.habits.pace.since(self.clock.now())
     }
 
+    /// Returns the number of pages for which buffers are prepared before the slices. The final stops copy the pages again
+    /// that the subject has written between the slices.
+    fn due_in_slices(&self, before: &Before) -> PageCount {
+        let due = self.due(before);
+        due + PageCount(due.get() / AGAIN_SHARE) + self.budget.pages_max()
+    }
+
     /// Returns the number of pages for which buffers are prepared before the final stops. A subject that needs
     /// slices writes much, so several final stops may follow each other. Inside a stop, the allocation of a
     /// buffer takes longer than the copying of pages into the buffer. Between two stops, the subject would write
@@ -197,16 +217,53 @@ impl Spaces {
         Ok(pages)
     }
 
-    /// Copies all deferred pages while the subject runs. Returns the number of copied pages.
-    fn copy_running(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
+    /// Copies all deferred pages while the subject runs. `found` is the number of pages that the last scan has found. Ends
+    /// early when the subject has written to too many of them since. Returns whether all pages were copied.
+    fn copy_running(&mut self, before: &Before, sink: &dyn PageSink, found: PageCount) -> Result<bool> {
+        let mut part = PART_MIN;
+        loop {
+            let until = (self.deferred(before) > UNLOOKED_MAX).then(|| Deadline::after(part));
+            let copied = self.copy_deferred(before, sink, until)?;
+            self.counts.precopied += copied;
+            if self.deferred(before) == PageCount(0) {
+                return Ok(true);
+            }
+            if copied == PageCount(0) {
+                // No buffer was free.
+                sink.keep(sink.buffer()?)?;
+            }
+            let looking = Stopwatch::start();
+            if let Some(again) = self.changed(before)
+                && !are_worth_it(found, again)
+            {
+                self.habits.precopies.note(found, again);
+                return Ok(false);
+            }
+            part = PART_MIN.max(LOOK_SHARE * looking.elapsed());
+        }
+    }
+
+    /// Copies deferred pages while the subject runs, at most until a deadline. Returns the number of copied pages.
+    fn copy_deferred(
+        &mut self,
+        before: &Before,
+        sink: &dyn PageSink,
+        until: Option<Deadline>,
+    ) -> Result<PageCount> {
         let mut pages = PageCount(0);
         self.is_orderly = false;
         for (pid, tracked) in &mut self.tracked {
             let Some(process) = before.processes.living.get(pid) else { continue };
-            pages += tracked.copy_deferred(process, Moment::Running, sink, None, None)?;
+            pages += tracked.copy_deferred(process, Moment::Running, sink, until, None)?;
         }
         self.is_orderly = true;
         Ok(pages)
+    }
+
+    /// Returns the number of anonymous pages that the subject has written since the last scan. `None`: unknown.
+    fn changed(&self, before: &Before) -> Option<PageCount> {
+        let mut known = before.processes.living.keys().filter_map(|pid| self.tracked.get(pid));
+        known.try_fold(PageCount(0), |sum, tracked| tracked.changed().map(|pages| sum + pages))
     }
 
     /// Records the start time of a scan and the number of dirty pages that the scan has found.

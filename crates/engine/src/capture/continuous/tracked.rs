@@ -14,6 +14,7 @@ use image::SpaceId;
 use model::{Address, AddressRange, PageCount, ProcessKey, RangeSet};
 use resource::memory::Content as Wanted;
 use sys::clock::{Deadline, Stopwatch};
+use sys::pagemap::PageRegions;
 use tracee::procfs::{Backing, Mapping};
 use tracee::{RemoteSession, Stopped, Thread, WorkerPool};
 use track::{Attach, Content, DirtyPages, Loosener, Moment, TrackError, Tracker};
@@ -225,6 +226,18 @@ impl Tracked {
     ) -> Option<(Loosener, Looks)> {
         let looks = Looks::new(self.grouped.iter().copied().filter(|mapping| may(*mapping)), loose)?;
         Some((self.tracker.loosener()?, looks))
+    }
+
+    /// Returns the number of anonymous pages that the process has written since the last scan. `None`: the tracker cannot tell
+    /// without a scan.
+    pub(super) fn changed(&self) -> Option<PageCount> {
+        let loosener = self.tracker.loosener()?;
+        let (mut pages, mut regions) = (PageCount(0), PageRegions::new());
+        for mapping in &self.grouped {
+            // The program may have unmapped the range.
+            let _ = loosener.changed(*mapping, &mut regions, |found| pages += found.pages());
+        }
+        Some(pages)
     }
 
     fn note(&mut self, dirty: &DirtyPages, sink: &dyn PageSink) -> Result<()> {
