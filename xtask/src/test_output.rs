@@ -1,6 +1,7 @@
 //! The parser for the output of `cargo test`.
 //!
-//! Owns: the numbers of tests, and the list of tests that could not run because a kernel feature is missing.
+//! Owns: the numbers of tests, the list of tests that could not run because a kernel feature is missing, and the begin of
+//! the output of failed tests.
 //! Invariants: a line is hidden only if a passing test has printed the line. All other lines are shown.
 //! Does not: run tests.
 //!
@@ -14,6 +15,10 @@ use std::fmt;
 const UNSUPPORTED: &str = "unsupported: ";
 /// The prefix that a table-driven test prints at its end, before the number of unsupported trials.
 const TRIALS: &str = "unsupported in all: ";
+
+/// The maximum number of lines that the summary repeats for each failed test. A long log of a run is often shortened in the
+/// middle, and then the end must say why a test has failed.
+const LINES_MAX: usize = 12;
 
 /// The numbers for all test binaries of a run.
 #[derive(Default, Debug)]
@@ -29,6 +34,8 @@ pub(crate) struct Summary {
     /// Unsupported trials of table-driven tests. These tests count unsupported trials as ignored, and print their
     /// number.
     trials_unsupported: u64,
+    /// Failed tests, each with the first lines of its output.
+    failures: Vec<(String, Vec<String>)>,
     section: Section,
     test: Option<String>,
 }
@@ -69,13 +76,21 @@ impl Summary {
     fn content(&mut self, line: &str) {
         if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
             self.test = Some(name.to_owned());
+            if self.section == Section::Failures {
+                self.failures.push((name.to_owned(), Vec::new()));
+            }
+        } else if self.section == Section::Failures && self.test.is_some() {
+            if let Some((_, lines)) = self.failures.last_mut()
+                && lines.len() < LINES_MAX
+                && !line.is_empty()
+            {
+                lines.push(line.to_owned());
+            }
         } else if let Some(count) = line.strip_prefix(TRIALS).and_then(|count| count.trim().parse().ok()) {
             let count: u64 = count;
             self.trials_unsupported += count;
             self.ignored = self.ignored.saturating_sub(count);
-        } else if let Some(feature) = line.strip_prefix(UNSUPPORTED)
-            && self.section != Section::Failures
-        {
+        } else if let Some(feature) = line.strip_prefix(UNSUPPORTED) {
             let test = self.test.clone().unwrap_or_else(|| "(a child process)".to_owned());
             self.unsupported.entry(feature.trim().to_owned()).or_default().insert(test);
         }
@@ -113,6 +128,10 @@ impl fmt::Display for Summary {
         for (feature, tests) in &self.unsupported {
             let names: Vec<_> = tests.iter().map(String::as_str).collect();
             write!(f, "\n  unsupported: {feature}: {}", names.join(", "))?;
+        }
+        for (test, lines) in &self.failures {
+            write!(f, "\n  {test}:")?;
+            lines.iter().try_for_each(|line| write!(f, "\n    {line}"))?;
         }
         Ok(())
     }
@@ -166,7 +185,7 @@ test result: ok. 40 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fin
         let text = summary.to_string();
         assert!(text.starts_with("41 passed, 1 unsupported here, 1 failed, 1 ignored"), "{text}");
         assert!(text.contains("\n  unsupported: io_uring: needs_uring"), "{text}");
-        assert!(!text.contains("hope"), "{text}");
+        assert!(text.ends_with("\n  broken:\n    unsupported: hope"), "{text}");
     }
 
     #[test]
