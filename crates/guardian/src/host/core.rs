@@ -160,6 +160,7 @@ impl Host {
             streams: Arc::new(streams),
             clock: Clock::default(),
             costs: CostMeter::new(),
+            child_stops: Arc::default(),
             blocked_before: signals.blocked_before,
             defaults: signals.defaults,
         };

@@ -7,6 +7,7 @@
 
 mod blame;
 mod channels;
+mod child_stops;
 mod children;
 pub(crate) mod claim;
 mod component_path;

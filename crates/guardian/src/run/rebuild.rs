@@ -32,6 +32,7 @@ use undo::watch::CallReports;
 
 use super::blame;
 use super::channels::ComponentChannels;
+use super::child_stops::ChildStops;
 use super::cost_meter::CostMeter;
 use super::launch::Launch;
 use super::leftovers::{Owner, ProcessReaper};
@@ -57,6 +58,8 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     /// Measures what checkpoints cost the subjects.
     pub(crate) costs: CostMeter,
+    /// Whether the kernel reports the stops of children.
+    pub(crate) child_stops: Arc<ChildStops>,
     /// Signals that were already blocked at the start of this program, as a set of bits.
     pub(crate) blocked_before: u64,
     /// Signals whose actions are set to the default in programs that this process starts, as a set of bits.

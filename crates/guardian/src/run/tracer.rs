@@ -27,6 +27,8 @@ use sys::packet_hold::PacketHold;
 use track::{TrackError, TrackerKind};
 use undo::watch::CheckpointWatch;
 
+use super::child_stops::{ChildStops, Silence};
+use super::rebuild::Shared;
 use super::request::{RunRequest, TRACKER_DEFAULT};
 use super::tracer_news::{News, NewsSender, TakenNews};
 use crate::error::Result;
@@ -122,10 +124,14 @@ pub(super) struct Tracer {
     work: Work,
     log: Option<Arc<LogWriter>>,
     thread: Option<JoinHandle<()>>,
+    child_stops: Arc<ChildStops>,
+    /// Exists while the subject is traced.
+    silence: Option<Silence>,
 }
 
 impl Tracer {
-    pub(super) fn start(place: Place, log: LogWriter, tracking: Tracking, clock: Clock) -> Result<Self> {
+    pub(super) fn start(place: Place, log: LogWriter, tracking: Tracking, host: &Shared) -> Result<Self> {
+        let clock = host.clock.clone();
         let alarm = alarm()?;
         let (orders, received) = mpsc::channel();
         let (sender, news) = mpsc::channel();
@@ -140,14 +146,31 @@ impl Tracer {
                     .work(&received);
             })
             .map_err(|error| Error::new("start a thread", error))?;
-        let orders = Some(orders);
-        Ok(Self { orders, news, alarm, work: Work::Nothing, log: Some(log), thread: Some(thread) })
+        Ok(Self {
+            orders: Some(orders),
+            news,
+            alarm,
+            work: Work::Nothing,
+            log: Some(log),
+            thread: Some(thread),
+            child_stops: Arc::clone(&host.child_stops),
+            silence: None,
+        })
     }
 
     /// Returns a tracer for a subject of which no checkpoints are taken.
-    pub(super) fn none() -> Result<Self> {
+    pub(super) fn none(host: &Shared) -> Result<Self> {
         let (_, news) = mpsc::channel();
-        Ok(Self { orders: None, news, alarm: alarm()?, work: Work::Nothing, log: None, thread: None })
+        Ok(Self {
+            orders: None,
+            news,
+            alarm: alarm()?,
+            work: Work::Nothing,
+            log: None,
+            thread: None,
+            child_stops: Arc::clone(&host.child_stops),
+            silence: None,
+        })
     }
 
     /// Reports whether the thread may be tracing the subject.
@@ -247,16 +270,13 @@ impl Tracer {
         }
     }
 
-    /// Sets the present work. Each stop of a traced subject would wake the main thread by SIGCHLD, inside the pause.
-    /// Therefore, reports of stops are disabled while the subject is traced. A stop by the terminal during this time is
-    /// detected after the checkpoint.
+    /// Sets the present work. While the subject is traced, its stops are not reported.
     fn set_work(&mut self, work: Work) {
-        let was_tracing = self.is_tracing();
         self.work = work;
-        let is_tracing = self.is_tracing();
-        if was_tracing != is_tracing {
-            // The call fails only for signals that a process cannot handle. SIGCHLD can be handled.
-            let _ = sys::signal::report_child_stops(!is_tracing);
+        if !self.is_tracing() {
+            self.silence = None;
+        } else if self.silence.is_none() {
+            self.silence = Some(self.child_stops.silence());
         }
     }
 

@@ -75,8 +75,8 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     let owner = host.reaper.admit(subject.key(), requests.name(), request.adopted().is_some());
     host.reaper.note(owner, &known);
     let tracer = match log {
-        Some((place, log)) => Tracer::start(place, log, tracking, host.clock.clone())?,
-        None => Tracer::none()?,
+        Some((place, log)) => Tracer::start(place, log, tracking, &host)?,
+        None => Tracer::none(&host)?,
     };
     let began = host.clock.now();
     let mut guard = Guard {
