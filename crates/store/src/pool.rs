@@ -128,6 +128,13 @@ impl Pool {
         self.spare()
     }
 
+    /// Waits until no spare buffers are lent, except `here` buffers of the caller. Calls `drive` once before the first wait.
+    pub(crate) fn settle(&self, drive: impl FnOnce() -> Result<()>, here: usize) -> Result<()> {
+        self.wait_for(drive, |state| {
+            Ok((self.made.load(Ordering::Relaxed) <= self.limit + state.reserved + here).then_some(()))
+        })
+    }
+
     /// Calls `take` until `take` returns a value. Waits for a returned buffer before each new call. Calls `drive` once
     /// before the first wait.
     fn wait_for<T>(
@@ -312,6 +319,21 @@ mod tests {
 
     fn nothing() -> Result<()> {
         Ok(())
+    }
+
+    #[test]
+    fn spare_buffers_are_returned_before_a_checkpoint_lends_more() {
+        let pool = Pool::new(1, PAGES);
+        pool.fill().unwrap();
+        let mut spares: Vec<PageBatch> = (0..3).map(|_| pool.spare().unwrap()).collect();
+        pool.limit_waits(Some(Duration::ZERO));
+        assert!(matches!(pool.settle(nothing, 2), Err(Error::Slow(_))));
+        pool.settle(nothing, 3).unwrap();
+        pool.give_batch(spares.pop().unwrap());
+        pool.settle(nothing, 2).unwrap();
+        spares.into_iter().for_each(|batch| pool.give_batch(batch));
+        pool.settle(nothing, 0).unwrap();
+        assert_eq!(pool.total(), PAGES.bytes());
     }
 
     /// While a thread holds a reserve for a long time, the pool must still lend its own buffers. Returned buffers are

@@ -92,6 +92,12 @@ pub trait PageSink {
     fn prepare(&self, _pages: PageCount) -> Result<()> {
         Ok(())
     }
+    /// Waits until the buffers that were allocated beyond the pool and the reserve are written, so that a checkpoint with
+    /// many pauses does not allocate more for each of them. The caller has `here` empty buffers. Must not be called while the
+    /// subject is stopped.
+    fn settle(&self, _here: usize) -> Result<()> {
+        Ok(())
+    }
     /// Takes back an unused buffer.
     fn put_back(&self, _batch: PageBatch) {}
     /// Returns the number of pages in a buffer.

@@ -137,11 +137,13 @@ impl<'a> Reserve<'a> {
         self.held_buffers.get() as u64 * self.buffer_pages().get() >= flush_from().get()
     }
 
-    /// Passes all held operations to the sink. Called when the subject runs, and another stop of this
-    /// checkpoint will follow.
+    /// Passes all held operations to the sink, and waits until the sink has written most of them. Called when the subject
+    /// runs, and another stop of this checkpoint will follow.
     pub(super) fn end_stop(&self) -> Result<()> {
         self.held_buffers.set(0);
-        self.flush()
+        self.flush()?;
+        // The open buffer is one more.
+        self.sink.settle(self.free.borrow().len() + 1)
     }
 
     /// Passes all operations and the open buffer to the sink. Called when the subject runs, or when the
@@ -348,6 +350,11 @@ mod tests {
             Ok(PageBatch::over(PageBuffer::new(BUFFER.bytes())?))
         }
 
+        fn settle(&self, here: usize) -> Result<()> {
+            self.record(format!("settle {here}"));
+            Ok(())
+        }
+
         fn put_back(&self, _: PageBatch) {
             self.out.set(self.out.get() - 1);
         }
@@ -394,6 +401,20 @@ mod tests {
         reserve.end().unwrap();
         assert_eq!(witness.take_calls(), ["1 2 3 4", "5 1", "-2", "2 6 7 8", "9 10 11 12", "13 14", "-9"]);
         assert_eq!(witness.out.get(), 0, "buffers are lost");
+    }
+
+    #[test]
+    fn the_sink_writes_the_pages_of_one_stop_before_the_next_one_allocates() {
+        let witness = Witness::default();
+        let reserve = Reserve::new(&witness, PageCount(0), PageCount(5)).unwrap();
+        reserve.begin_stop(PageCount(9)).unwrap();
+        copy(&reserve, &[1, 2, 3, 4, 5]);
+        reserve.end_stop().unwrap();
+        // Four buffers were reserved. One is full, one is open, and two are free.
+        assert_eq!(witness.take_calls(), ["reserve 4", "1 2 3 4", "settle 3"]);
+        reserve.end().unwrap();
+        assert_eq!(witness.take_calls(), ["5"]);
+        assert_eq!(witness.out.get(), 0);
     }
 
     #[test]

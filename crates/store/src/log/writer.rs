@@ -264,6 +264,10 @@ impl PageSink for Epoch {
         self.shared.pool.spare()
     }
 
+    fn settle(&self, here: usize) -> Result<()> {
+        self.shared.pool.settle(|| self.here.drive(), here)
+    }
+
     fn put_back(&self, batch: PageBatch) {
         self.shared.pool.give_batch(batch);
     }
