@@ -323,8 +323,8 @@ pub struct StoredReport {
 /// What the checkpoints of a subject cost.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct CostsReport {
-    /// The time that recent checkpoints took from the subject, in per cent of the elapsed time: stops, page faults, and
-    /// processor time of the guardian that the subject could have used.
+    /// How much longer the subject took because of recent checkpoints, in per cent of the time without them: stops, page
+    /// faults, and processor time of the guardian that the subject could have used.
     pub percent: f64,
     /// The limit (`--cost-max`). `None`: no limit.
     pub max_percent: Option<f64>,

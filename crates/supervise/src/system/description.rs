@@ -121,8 +121,8 @@ pub struct Component {
     /// be rolled back to fewer checkpoints. Default: 10; no limit with `output = "committed"`.
     #[schemars(with = "Option<Percent>")]
     pub files_cost_max: Option<Spanned<Percent>>,
-    /// The maximum part of the time, in percent, that checkpoints may take from the component, or `"off"`. Beyond it, the
-    /// interval grows. Default: 10; no limit with `output = "committed"`.
+    /// How much longer, in percent, the component may take because of checkpoints, or `"off"`. Beyond it, the interval
+    /// grows. Default: 10; no limit with `output = "committed"`.
     #[schemars(with = "Option<PercentLimit>")]
     pub cost_max: Option<Spanned<PercentLimit>>,
     /// The maximum size of the checkpoints in the store, or `"off"`. Beyond it, fewer old checkpoints are kept. Default:

@@ -6,9 +6,8 @@
 //! Owns: the rounds; the decision whether one more round is worth its cost; the slices, and the times between
 //! slices, in which the subject runs.
 //! Invariants: a round copies all pages that its scan has found, unless the subject writes too many of them again
-//! meanwhile. Before a slice copies a page, the tracker
-//! (which finds written pages) is armed to report the next change of the page. In a slice, no wait for a free
-//! buffer exceeds the pause budget.
+//! meanwhile. Before a slice copies a page, the tracker (which finds written pages) is armed to report the next change of
+//! the page. In a slice, no wait for a free buffer exceeds the pause budget.
 //! Does not: decide about slices; `budget` does.
 
 use std::num::NonZeroU64;
