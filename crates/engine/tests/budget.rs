@@ -12,16 +12,18 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use late::Late;
-use model::{PageCount, Pid, Sequence, Signal};
+use model::{PageCount, Pid, Sequence, Signal, Tid};
 use store::{LogOptions, LogWriter, RetentionPolicy, Store, SubjectName};
 use track::TrackerKind;
 use undying_engine::{
     CheckpointOptions, Continuous, FilePolicy, Files, MAX_PAUSE_DEFAULT, PidPolicy, RestoreOptions, Taken,
-    restore,
+    Tuning, restore,
 };
 
 /// The memory of the program in MiB: 65,536 pages, many times the number that one stop copies.
 const MIB: u64 = 256;
+/// A scan of so little memory needs no worker threads.
+const MIB_SMALL: u64 = 64;
 const EVERY: Duration = Duration::from_millis(50);
 /// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -52,10 +54,14 @@ impl Lab {
     }
 
     fn start(&self, passes: u64) -> Child {
+        self.start_with(MIB, passes)
+    }
+
+    fn start_with(&self, mib: u64, passes: u64) -> Child {
         // A pipe that this test has inherited must not become a descriptor of the subject.
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let mut command = Command::new(&self.program);
-        command.arg(self.said()).arg(MIB.to_string()).arg(passes.to_string());
+        command.arg(self.said()).arg(mib.to_string()).arg(passes.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().unwrap()
     }
@@ -250,4 +256,63 @@ fn the_first_checkpoint_of_a_busy_program_wastes_few_copies() {
     // A single checkpoint can be delayed by other programs.
     let pages = (MIB << 20) >> 12;
     assert!(fewest < pages * 7 / 4, "{fewest} copies of {pages} pages");
+}
+
+/// While a program is stopped, its processor is idle. A worker thread uses it, so that the slices are over sooner.
+#[test]
+fn worker_threads_help_to_copy_little_memory_in_slices() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("unsupported: root");
+    }
+    let chosen = match track::choose("pagemap-scan") {
+        Ok(chosen) => chosen.kind,
+        Err(error) => return println!("unsupported: {error}"),
+    };
+    let Some(processor) = second_processor() else { return println!("unsupported: two processors") };
+    let Some(lab) = Lab::new() else { return };
+    let pid = Pid(lab.start_with(MIB_SMALL, 0).id() as i32);
+    lab.await_pass();
+    let log = lab.log();
+    // Only the workers of this test use exactly this processor.
+    let tuning = Tuning { processors: processor.clone(), ..Tuning::default() };
+    let mut subject = Continuous::new(pid, chosen).tuned(tuning);
+    let mut slices = 0;
+    for number in 1..=CHECKPOINTS {
+        slices +=
+            subject.checkpoint(&log, &lab.options(number)).unwrap().map_or(0, |taken| taken.slices.count);
+        lab.await_pass();
+    }
+    let workers = worker_threads();
+    kill(pid);
+    if slices == 0 {
+        return println!("unsupported: a processor for the subject, which needed no slice");
+    }
+    let is_bound = |tid: &Tid| sys::scheduling::affinity(*tid).is_ok_and(|mask| trimmed(mask) == processor);
+    assert!(workers.iter().any(is_bound), "{slices} slices, workers {workers:?}");
+}
+
+/// Returns the affinity mask of the second processor that this process can use.
+fn second_processor() -> Option<Vec<u64>> {
+    let own = sys::scheduling::affinity(Tid(0)).unwrap();
+    let usable = |bit: &usize| own[bit / 64] >> (bit % 64) & 1 == 1;
+    let second = (0..own.len() * 64).filter(usable).nth(1)?;
+    let mut mask = vec![0; second / 64 + 1];
+    mask[second / 64] = 1 << (second % 64);
+    Some(mask)
+}
+
+fn trimmed(mut mask: Vec<u64>) -> Vec<u64> {
+    while mask.last() == Some(&0) {
+        mask.pop();
+    }
+    mask
+}
+
+/// Returns the worker threads of this process.
+fn worker_threads() -> Vec<Tid> {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().map(|entry| entry.unwrap());
+    let workers = threads.filter(|thread| {
+        std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.trim() == "undying-worker")
+    });
+    workers.map(|thread| Tid(thread.file_name().to_str().unwrap().parse().unwrap())).collect()
 }

@@ -137,6 +137,7 @@ impl Spaces {
         }
         // The scan protects the pages again. Between the scan and the last stop, the subject writes to pages, so all slow
         // work comes first. The allocation of buffers takes longer than the copying of the pages.
+        self.start_workers(before);
         self.prepare_workers(before);
         sink.prepare(self.due_in_slices(before))?;
         loop {

@@ -29,7 +29,7 @@ impl Spaces {
         before.threads.files.fit();
         let watched = self.tracked.values().fold(PageCount(0), |sum, one| sum + one.covered.pages());
         if watched.bytes() >= track::AHEAD_MIN || before.threads.files.len() >= FILES_MIN {
-            self.worker_pool.get_or_init(|| self.start_worker_pool(before.processes.root));
+            self.start_workers(before);
         }
         if let Some(Some(worker_pool)) = self.worker_pool.get() {
             // Frees the memory of the work of the last pause.
@@ -38,6 +38,11 @@ impl Spaces {
             before.threads.files.prepare_ahead();
             before.descriptors.info.prepare_ahead();
         }
+    }
+
+    /// Starts the workers, if it was not yet tried.
+    pub(super) fn start_workers(&self, before: &Before) {
+        self.worker_pool.get_or_init(|| self.start_worker_pool(before.processes.root));
     }
 
     fn start_worker_pool(&self, root: Pid) -> Option<Arc<WorkerPool>> {
