@@ -5,7 +5,7 @@
 //! scan reports them all. Copying the pages of a block that have not changed costs less than the faults of the others.
 //!
 //! Owns: the choice of the loose blocks of one process, at a checkpoint and between two checkpoints.
-//! Invariants: after a checkpoint, only blocks of anonymous memory that two successive checkpoints have found rewritten are
+//! Invariants: after a checkpoint, only anonymous memory in blocks that two successive checkpoints have found rewritten is
 //! loose. In each checkpoint, a part of them is protected, and shows whether the subject still rewrites them. If it does
 //! not, no block is loose any more. Between two checkpoints, blocks become loose that will probably be found rewritten.
 //! Does not: protect pages; the tracker does.
@@ -78,8 +78,8 @@ impl Rewritten {
         found
     }
 
-    /// Ends a checkpoint. Returns the blocks that should be loose until the next one, sorted by address. `anonymous` are the
-    /// anonymous mappings, sorted by address.
+    /// Ends a checkpoint. Returns the memory that should be loose until the next one, sorted by address: the parts of the
+    /// loose blocks that are in `anonymous`, the anonymous mappings, sorted by address.
     pub(super) fn learn(&mut self, anonymous: &[AddressRange]) -> Vec<AddressRange> {
         // Without a scan, nothing was copied.
         let mut now = self.take_found();
@@ -96,22 +96,34 @@ impl Rewritten {
             // Loose blocks are always found. Only the protected ones show something.
             now.retain(|block| !is_loose(block));
         } else {
-            let is_whole = |block: Address| {
-                let mapping = anonymous.partition_point(|mapping| mapping.end <= block);
-                anonymous.get(mapping).is_some_and(|mapping| {
-                    mapping.start <= block && mapping.end.get() - block.get() >= HUGE_PAGE_BYTES
-                })
-            };
             let is_protected = |block: Address| {
                 (block.get() / HUGE_PAGE_BYTES).wrapping_add(self.turn).is_multiple_of(PROTECTED_SHARE)
             };
-            let chosen = now.iter().copied().filter(|block| is_in(&before, block) && is_whole(*block));
+            let chosen = now.iter().copied().filter(|block| is_in(&before, block));
             self.loose = chosen.filter(|block| !is_protected(*block)).collect();
         }
         self.before = now;
-        let range = |block: &Address| AddressRange::new(*block, Address(block.get() + HUGE_PAGE_BYTES));
-        self.loose.iter().map(range).collect()
+        parts(&self.loose, anonymous)
     }
+}
+
+/// Returns the parts of blocks that are in mappings. A request to the kernel must not extend beyond a mapping. Both lists and
+/// the result are sorted by address.
+fn parts(blocks: &[Address], mappings: &[AddressRange]) -> Vec<AddressRange> {
+    let mut parts = Vec::new();
+    let mut mappings = mappings.iter().peekable();
+    for block in blocks {
+        let end = Address(block.get() + HUGE_PAGE_BYTES);
+        while mappings.next_if(|mapping| mapping.end <= *block).is_some() {}
+        while let Some(mapping) = mappings.peek().filter(|mapping| mapping.start < end) {
+            parts.push(AddressRange::new(mapping.start.max(*block), mapping.end.min(end)));
+            if mapping.end > end {
+                break;
+            }
+            mappings.next();
+        }
+    }
+    parts
 }
 
 /// Adds the pages of a range to the numbers of pages in blocks. Ignores pages for which the list has not enough room.
@@ -282,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_blocks_of_anonymous_mappings_are_loose() {
+    fn only_anonymous_mappings_are_loose() {
         let mut rewritten = Rewritten::default();
         let all: DirtyPages =
             [(AddressRange::new(block(2), block(30)), Content::Unknown)].into_iter().collect();
@@ -291,11 +303,19 @@ mod tests {
         let mut seen = Vec::new();
         for _ in 0..8 {
             rewritten.note(&all);
-            seen.extend(rewritten.learn(&[part, AddressRange::new(block(20), block(21))]));
+            seen.extend(rewritten.learn(&[
+                part,
+                pages(20, 100),
+                AddressRange::new(pages(20, 200).end, block(21)),
+            ]));
         }
         seen.sort_unstable_by_key(|range| range.start);
         seen.dedup();
-        assert_eq!(seen, [5, 6, 7, 20].map(|number| pages(number, BLOCK_PAGES)));
+        let whole = [5, 6, 7].map(|number| pages(number, BLOCK_PAGES));
+        let first = AddressRange::new(part.start, block(5));
+        let last = AddressRange::new(block(8), part.end);
+        let others = [pages(20, 100), AddressRange::new(pages(20, 200).end, block(21))];
+        assert_eq!(seen, [&[first][..], &whole, &[last], &others].concat());
     }
 
     const SECOND: Duration = Duration::from_secs(1);

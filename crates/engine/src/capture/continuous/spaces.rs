@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use model::{AddressRange, PageCount, Pid};
 use sys::clock::{Clock, Deadline, Stopwatch};
+use sys::scratch::HUGE_PAGE_BYTES;
 use sys::{huge_pages, pidfd};
 use tracee::procfs::Stat;
 use tracee::{Freezer, StoppedTree, WorkerPool};
@@ -182,7 +183,7 @@ impl Spaces {
             let Some(process) = before.processes.living.get(pid).filter(|_| are_worth_it) else { continue };
             let has_huge_pages = |range: AddressRange| process.space.has_huge_pages(range, are_always);
             let looks = tracked.looks(has_huge_pages, &loose);
-            loose.retain(|block| has_huge_pages(*block));
+            loose.retain(|part| part.len().get() == HUGE_PAGE_BYTES && has_huge_pages(*part));
             // The pid can already belong to another process. A request changes nothing there that it would notice.
             if (looks.is_some() || !loose.is_empty())
                 && let Ok(process) = pidfd::open(*pid)
