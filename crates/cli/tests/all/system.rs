@@ -451,6 +451,32 @@ fn a_group_shares_the_fate_of_its_members() {
     assert_eq!(system.down(), Some(0));
 }
 
+/// While files are rolled back, messages wait, because they may be written to one of these files. Here, standard error is a
+/// file. Decisions about other components do not wait for messages.
+#[test]
+fn a_group_learns_of_a_death_before_the_dead_member_runs_again() {
+    if !supported() {
+        return;
+    }
+    let system = System::up(
+        "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\", \"count\"]\npolicy = \"checkpointed\"\nevery = \"50ms\"\n\
+         log = \"a.log\"\nrestart = { max = \"100/1m\", backoff = \"60s..60s\" }\n\
+         [component.b]\ncommand = [\"PROGRAM\", \"FOLDER/b\"]\nrestart = { max = \"100/1m\", backoff = \"1ms..10ms\" }\n\
+         [group.pair]\nmembers = [\"a\", \"b\"]\nstrategy = \"all\"\n",
+    );
+    system.await_state("b", "ready");
+    until("a checkpoint", || (system.status("a")["checkpoints"].as_u64()? > 3).then_some(()));
+    // The first restart does not wait, and the second one does.
+    system.pid("a").signal(Signal::KILL).unwrap();
+    system.await_incarnation("a", 2);
+    system.await_incarnation("b", 2);
+    system.pid("a").signal(Signal::KILL).unwrap();
+    system.await_incarnation("b", 3);
+    assert_eq!(system.incarnation("a"), 2, "{}", system.lab.told());
+    assert_ne!(system.state("a"), "ready");
+    assert_eq!(system.down(), Some(0));
+}
+
 #[test]
 fn a_component_gets_its_environment_directory_user_and_log() {
     if !supported() {

@@ -105,8 +105,11 @@ pub(crate) trait Director {
     /// subject.
     fn started(&mut self, id: SubjectId, root: Pid);
 
-    /// Receives an event of a subject.
-    fn reported(&mut self, id: SubjectId, name: &str, event: &RunEvent);
+    /// Receives an event of a subject, as soon as it has happened.
+    fn noticed(&mut self, _id: SubjectId, _event: &RunEvent) {}
+
+    /// Receives an event that people may learn now. While files are being rolled back, people learn nothing.
+    fn tell(&mut self, name: &str, event: &RunEvent);
 
     /// Receives the report that the run of a subject is over, or could not begin.
     fn ended(&mut self, id: SubjectId, outcome: Result<SubjectStatus>);
@@ -338,9 +341,9 @@ impl Host {
         let Some(guarded) = self.guards.get_mut(&id) else { return Ok(()) };
         let guard = &mut guarded.guard;
         guard.step();
-        for event in guard.take_reports() {
-            director.reported(id, guard.name(), &event);
-        }
+        let (news, messages) = (guard.take_news(), guard.take_messages());
+        messages.iter().for_each(|event| director.tell(guard.name(), event));
+        news.iter().for_each(|event| director.noticed(id, event));
         guard.draw_again();
         if guard.is_over() {
             if let Some(Guarded { guard, .. }) = self.guards.remove(&id) {
@@ -392,7 +395,8 @@ impl Host {
                 Done::Background => {}
                 Done::Ended(id, ended) => {
                     self.away.leaving -= 1;
-                    ended.events.iter().for_each(|event| director.reported(id, &ended.name, event));
+                    ended.messages.iter().for_each(|event| director.tell(&ended.name, event));
+                    ended.news.iter().for_each(|event| director.noticed(id, event));
                     director.ended(id, ended.outcome);
                 }
             }

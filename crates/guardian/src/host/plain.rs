@@ -53,7 +53,7 @@ struct Plain<'a> {
 impl Director for Plain<'_> {
     fn started(&mut self, _: SubjectId, _: Pid) {}
 
-    fn reported(&mut self, _: SubjectId, name: &str, event: &RunEvent) {
+    fn tell(&mut self, name: &str, event: &RunEvent) {
         (self.on_event)(name, event);
     }
 

@@ -33,6 +33,7 @@ use super::super::requests::Requests;
 use super::super::tracer::{Place, Tracer, Tracking};
 use super::super::waits::Waits;
 use super::super::watching::{self, Choice, FileWatch, Watching};
+use super::outbox::Outbox;
 use super::parts::{Driver, Guard, Progress, Refusals, ReportedOnce, Taking, Tree, Voice, WatchedFiles};
 use crate::ancestry;
 use crate::error::Result;
@@ -209,7 +210,7 @@ fn watch(
 impl Voice {
     fn of(journal: Journal, record: Record) -> Self {
         let reported = ReportedOnce::default();
-        Self { journal, record, reported, outbox: Vec::new(), is_holding: false, redraws: false }
+        Self { journal, record, reported, outbox: Outbox::default(), redraws: false }
     }
 }
 

@@ -26,8 +26,10 @@ pub(crate) struct EndedRun {
     pub(crate) outcome: Result<SubjectStatus>,
     /// Name of the subject.
     pub(crate) name: String,
-    /// Events of the subject that are not reported to the operator yet.
-    pub(crate) events: Vec<RunEvent>,
+    /// Events that the director does not know yet.
+    pub(crate) news: Vec<RunEvent>,
+    /// Messages that people have not received yet.
+    pub(crate) messages: Vec<RunEvent>,
 }
 
 impl Guard {
@@ -145,7 +147,11 @@ impl Guard {
         self.rebuild.host.reaper.dismiss(self.rebuild.owner);
         self.write_record();
         self.voice.journal.end();
-        EndedRun { outcome, name: self.name().to_owned(), events: std::mem::take(&mut self.voice.outbox) }
+        let outbox = &mut self.voice.outbox;
+        // Nothing is rolled back any more.
+        outbox.hold(false);
+        let (news, messages) = (outbox.take_news(), outbox.take_messages());
+        EndedRun { outcome, name: self.name().to_owned(), news, messages }
     }
 
     fn outcome(&mut self) -> Result<SubjectStatus> {

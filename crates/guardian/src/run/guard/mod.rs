@@ -9,6 +9,7 @@ mod actions;
 mod begin;
 mod death;
 mod news;
+mod outbox;
 mod outlook;
 mod parts;
 mod requested;

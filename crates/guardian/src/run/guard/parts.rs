@@ -23,8 +23,9 @@ use super::super::requested_restart::RequestedRestart;
 use super::super::requests::Requests;
 use super::super::tracer::Tracer;
 use super::super::waits::Waits;
+use super::outbox::Outbox;
 use crate::error::{GuardianError, Result};
-use crate::event::{CheckpointEvent, RunEvent};
+use crate::event::CheckpointEvent;
 use crate::files::WrittenFiles;
 use crate::journal::Journal;
 use crate::record::Record;
@@ -155,10 +156,7 @@ pub(super) struct Voice {
     pub(super) journal: Journal,
     pub(super) record: Record,
     pub(super) reported: ReportedOnce,
-    /// Reports that the operator has not received yet.
-    pub(super) outbox: Vec<RunEvent>,
-    /// Whether messages wait for the end of a rollback, because they may be written to a file that is rolled back.
-    pub(super) is_holding: bool,
+    pub(super) outbox: Outbox,
     /// Whether the restored program redraws its window after the reports were written.
     pub(super) redraws: bool,
 }

@@ -116,7 +116,8 @@ impl Guard {
 
     /// Makes messages wait from now on, if they may be written to a file that is rolled back.
     pub(super) fn hold_messages(&mut self) {
-        self.voice.is_holding = self.rebuild.watching().is_some() && streams::says_into_file();
+        let holds = self.rebuild.watching().is_some() && streams::says_into_file();
+        self.voice.outbox.hold(holds);
     }
 
     /// Releases the waiting messages when the subject runs again, or has ended for good.
@@ -124,6 +125,7 @@ impl Guard {
         let state = self.driver.machine.state();
         let is_ending = self.tree.death.is_some() || self.driver.machine.is_killed() || self.is_stopped();
         let is_alive = state.is_alive() && !is_ending;
-        self.voice.is_holding &= !is_alive && !matches!(state, State::Ended(_));
+        let waits = !is_alive && !matches!(state, State::Ended(_));
+        self.voice.outbox.hold(self.voice.outbox.is_holding() && waits);
     }
 }

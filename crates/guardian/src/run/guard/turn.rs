@@ -86,14 +86,19 @@ impl Guard {
         }
     }
 
-    /// Returns the reports that the operator may receive now.
-    pub(crate) fn take_reports(&mut self) -> Vec<RunEvent> {
-        if self.voice.is_holding { Vec::new() } else { std::mem::take(&mut self.voice.outbox) }
+    /// Returns the events that the director does not know yet.
+    pub(crate) fn take_news(&mut self) -> Vec<RunEvent> {
+        self.voice.outbox.take_news()
     }
 
-    /// Lets the restored program redraw its window. Called after the reports were written, which are on the screen.
+    /// Returns the messages that people may receive now.
+    pub(crate) fn take_messages(&mut self) -> Vec<RunEvent> {
+        self.voice.outbox.take_messages()
+    }
+
+    /// Lets the restored program redraw its window. Called after the messages were written, which are on the screen.
     pub(crate) fn draw_again(&mut self) {
-        if !self.voice.is_holding && std::mem::take(&mut self.voice.redraws) {
+        if !self.voice.outbox.is_holding() && std::mem::take(&mut self.voice.redraws) {
             lock(&self.rebuild.foreground).draw_again();
         }
     }
@@ -376,7 +381,7 @@ impl Guard {
         }
     }
 
-    /// Reports an event to the journal and to the operator. If files are being rolled back, the operator receives the
+    /// Reports an event to the journal, the director and people. If files are being rolled back, people receive the
     /// event after the rollback.
     pub(super) fn report(&mut self, event: RunEvent) {
         self.voice.journal.record_event(event.clone());

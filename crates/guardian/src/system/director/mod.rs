@@ -359,8 +359,11 @@ impl Director for SystemDirector<'_> {
         }
     }
 
-    fn reported(&mut self, subject: SubjectId, name: &str, event: &RunEvent) {
+    fn tell(&mut self, name: &str, event: &RunEvent) {
         (self.on_event)(name, event);
+    }
+
+    fn noticed(&mut self, subject: SubjectId, event: &RunEvent) {
         let Some(id) = self.part_of(subject) else { return };
         match event {
             RunEvent::Started { pid, .. } => self.began(id, Pid(*pid), false),
