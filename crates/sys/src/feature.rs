@@ -31,6 +31,8 @@ pub enum Feature {
     MapFiles,
     /// Restoring TCP connections.
     TcpRepair,
+    /// Dropping the packets of connections whose sockets are being replaced.
+    PacketDrop,
     /// Holding packets that a program sends.
     PacketHold,
     /// The PAGEMAP_SCAN request.
@@ -78,6 +80,7 @@ impl Feature {
             Self::SetTid => "set-tid",
             Self::MapFiles => "map-files",
             Self::TcpRepair => "tcp-repair",
+            Self::PacketDrop => "packet-drop",
             Self::PacketHold => "packet-hold",
             Self::PtraceScope => "ptrace-scope",
             Self::PagemapScan => "pagemap-scan",

@@ -122,6 +122,14 @@ pub const REGISTRY: &[FeatureEntry] = &[
         probe: probes::tcp_repair,
     },
     FeatureEntry {
+        feature: Feature::PacketDrop,
+        need: Need::Optional,
+        purpose: "keeps the peers of a program connected while its sockets are replaced; without it a checkpoint that \
+                  ends a program with connections fails",
+        fix: "use a kernel with CONFIG_NF_TABLES_INET, and run as root or with CAP_NET_ADMIN",
+        probe: probes::packet_drop,
+    },
+    FeatureEntry {
         feature: Feature::PacketHold,
         need: Need::Optional,
         purpose: "holds what a component sends until it is in a checkpoint; without it `output = \"committed\"` is refused",

@@ -8,9 +8,10 @@
 //! Man page: netlink(7); include/uapi/linux/netfilter/nfnetlink.h
 //! Since: Linux 3.13 for batches
 //! Probe: that of `packet_hold`
-//! Fallback: that of `packet_hold`
+//! Fallback: that of the calling module
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::net::netlink::{NETFILTER, SocketAddrNetlink};
@@ -32,19 +33,24 @@ const VERSION: u8 = 0;
 /// whole, for example without nf_tables. It then sends no other acknowledgement.
 const BATCH_EDGE: u32 = 0;
 /// Length of `nlmsghdr` and `nfgenmsg`.
-pub(super) const HEADER_BYTES: usize = 16 + 4;
+pub(crate) const HEADER_BYTES: usize = 16 + 4;
 /// Receive timeout of the socket. The kernel answers before the send call returns, so this timeout is
 /// generous.
 const ANSWER: Duration = Duration::from_secs(2);
+/// The highest bits of all ports, and their mask.
+const PORTS: u32 = 0x4000_0000;
+const PORTS_MASK: u32 = 0xc000_0000;
+/// The distance between the first ports of two processes whose ids follow each other.
+const PORTS_OF_PROCESS: u32 = 1 << 8;
 /// Maximum number of bytes that one receive call reads.
-pub(super) const PIECE_BYTES: usize = 64 * 1024;
+pub(crate) const PIECE_BYTES: usize = 64 * 1024;
 
 /// The encoded attributes of a message.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Attributes(Vec<u8>);
+pub(crate) struct Attributes(Vec<u8>);
 
 impl Attributes {
-    pub(super) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
+    pub(crate) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         self.0.extend(((4 + value.len()) as u16).to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
         self.0.extend(value);
@@ -53,35 +59,35 @@ impl Attributes {
     }
 
     /// Appends a 32-bit attribute in network byte order, which nearly all attributes use.
-    pub(super) fn word(self, kind: u16, value: u32) -> Self {
+    pub(crate) fn word(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    pub(super) fn half(self, kind: u16, value: u16) -> Self {
+    pub(crate) fn half(self, kind: u16, value: u16) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    pub(super) fn text(self, kind: u16, value: &str) -> Self {
+    pub(crate) fn text(self, kind: u16, value: &str) -> Self {
         self.bytes(kind, &[value.as_bytes(), b"\0"].concat())
     }
 
-    pub(super) fn nest(self, kind: u16, inner: Self) -> Self {
+    pub(crate) fn nest(self, kind: u16, inner: Self) -> Self {
         self.bytes(kind | NESTED, &inner.0)
     }
 }
 
 /// A request to one subsystem of netfilter.
 #[derive(Clone, Debug)]
-pub(super) struct Message {
+pub(crate) struct Message {
     /// The number of the subsystem, and the number of the request.
-    pub(super) kind: (u8, u8),
+    pub(crate) kind: (u8, u8),
     /// Flags in addition to the flags of every request.
-    pub(super) flags: u16,
+    pub(crate) flags: u16,
     /// The address family; 0 for requests without a family.
-    pub(super) family: u8,
+    pub(crate) family: u8,
     /// The queue number; 0 for requests without a queue.
-    pub(super) resource: u16,
-    pub(super) body: Attributes,
+    pub(crate) resource: u16,
+    pub(crate) body: Attributes,
 }
 
 impl Message {
@@ -104,25 +110,25 @@ fn header(to: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, of: (u8, u16),
 
 /// An nfnetlink socket.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(crate) struct Wire {
     socket: OwnedFd,
     name: &'static str,
 }
 
 impl Wire {
     /// Opens a socket. `name` describes the purpose of the socket in errors.
-    pub(super) fn open(name: &'static str) -> Result<Self> {
+    pub(crate) fn open(name: &'static str) -> Result<Self> {
         let failed = |errno| Error::new(name, errno);
         let flags = SocketFlags::CLOEXEC;
         let socket =
             socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(NETFILTER)).map_err(failed)?;
-        bind(&socket, &SocketAddrNetlink::new(0, 0)).map_err(failed)?;
+        bind_anew(&socket).map_err(failed)?;
         sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER)).map_err(failed)?;
         Ok(Self { socket, name })
     }
 
     /// Sends a message without asking for an acknowledgement.
-    pub(super) fn send(&self, message: &Message) -> Result<()> {
+    pub(crate) fn send(&self, message: &Message) -> Result<()> {
         let mut bytes = Vec::new();
         message.write(&mut bytes, 0, 0);
         self.send_bytes(&bytes)
@@ -137,7 +143,7 @@ impl Wire {
 
     /// Sends one message, and waits for its acknowledgement. Must be called before other messages can arrive
     /// at this socket.
-    pub(super) fn request(&self, message: &Message) -> Result<()> {
+    pub(crate) fn request(&self, message: &Message) -> Result<()> {
         let mut bytes = Vec::new();
         message.write(&mut bytes, ACKNOWLEDGE, 1);
         self.send_bytes(&bytes)?;
@@ -146,7 +152,7 @@ impl Wire {
 
     /// Sends messages as one batch, and waits for their acknowledgements. The kernel executes all messages of
     /// the batch or none.
-    pub(super) fn transact(&self, part: u8, messages: &[Message]) -> Result<()> {
+    pub(crate) fn transact(&self, part: u8, messages: &[Message]) -> Result<()> {
         let mut bytes = Vec::new();
         let edge = (0, u16::from(part));
         header(&mut bytes, BATCH_BEGIN, 0, BATCH_EDGE, edge, &[]);
@@ -182,12 +188,12 @@ impl Wire {
 
     /// Receives messages into `piece`, and returns their total length in bytes. Without DONTWAIT, the call
     /// waits for at most `ANSWER`.
-    pub(super) fn receive(&self, piece: &mut [u8], flags: RecvFlags) -> Result<usize> {
+    pub(crate) fn receive(&self, piece: &mut [u8], flags: RecvFlags) -> Result<usize> {
         let (length, _) = recv(&self.socket, piece, flags).map_err(|errno| self.failed(errno.into()))?;
         Ok(length)
     }
 
-    pub(super) fn failed(&self, errno: Errno) -> Error {
+    pub(crate) fn failed(&self, errno: Errno) -> Error {
         Error::new(self.name, errno)
     }
 }
@@ -198,13 +204,32 @@ impl AsFd for Wire {
     }
 }
 
+/// Binds a socket to a port that no socket of this process had before.
+///
+/// The kernel removes the tables and queues of a closed socket by its port. Before that, the port is free: with a port of the
+/// kernel's choice, which is the process id for one socket of each process, a new socket can get it and lose its tables
+/// (netlink_release and nft_rcv_nl_event, Linux 6.18).
+fn bind_anew(socket: &OwnedFd) -> rustix::io::Result<()> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // The kernel chooses process ids, which are below 2^22, and numbers just below 2^32.
+        let port =
+            PORTS | std::process::id().wrapping_mul(PORTS_OF_PROCESS).wrapping_add(number) & !PORTS_MASK;
+        match bind(socket, &SocketAddrNetlink::new(port, 0)) {
+            Err(rustix::io::Errno::ADDRINUSE) => {}
+            outcome => return outcome,
+        }
+    }
+}
+
 /// Returns the sequence number of a message.
 fn sequence_of(message: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(*message.get(8..)?.first_chunk()?))
 }
 
 /// Returns the messages in `piece`, each with its type. An incomplete message at the end is left out.
-pub(super) fn messages(mut piece: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn messages(mut piece: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = u32::from_ne_bytes(*piece.first_chunk()?) as usize;
         let message = piece.get(..length).filter(|message| message.len() >= 16)?;

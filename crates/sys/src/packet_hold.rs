@@ -24,13 +24,12 @@ use model::{Fd, Pid, Tid};
 use rustix::net::{RecvFlags, ipproto, sockopt};
 
 use crate::error::{Errno, Error, Result};
+use crate::nfnetlink::{Attributes, HEADER_BYTES, Message, PIECE_BYTES, Wire, messages};
+use crate::packet_drop::PacketDrop;
 use crate::pidfd;
 use crate::socket_option::{SocketOption, get_int, set_int};
 
 mod table;
-mod wire;
-
-use wire::{Attributes, HEADER_BYTES, Message, PIECE_BYTES, Wire, messages};
 
 const NAME: &str = "hold packets back";
 const MARK: SocketOption = SocketOption { level: libc::SOL_SOCKET, number: libc::SO_MARK, name: "SO_MARK" };
@@ -73,6 +72,7 @@ pub struct PacketHold {
     last: Mutex<Option<PacketNumber>>,
     /// Number of sockets whose output is not held.
     unheld: AtomicUsize,
+    drops: PacketDrop,
     /// The socket that owns the tables. The kernel removes the tables when the socket is closed.
     _tables: Wire,
 }
@@ -117,13 +117,22 @@ impl PacketHold {
         let mark = SocketMark(MARKS | u32::from(number));
         let tables = Wire::open(NAME)?;
         table::make(&tables, mark.0, number)?;
-        Ok(Self { queue, number, mark, last: Mutex::new(None), unheld: AtomicUsize::new(0), _tables: tables })
+        let drops = PacketDrop::owned(format!("undying-{:08x}-drops", mark.0))?;
+        let (last, unheld) = (Mutex::new(None), AtomicUsize::new(0));
+        Ok(Self { queue, number, mark, last, unheld, drops, _tables: tables })
     }
 
     /// Returns the mark of the sockets whose packets are held.
     #[must_use]
     pub fn mark(&self) -> SocketMark {
         self.mark
+    }
+
+    /// Returns the table that drops the packets of connections of the program while their sockets are being replaced. It is
+    /// removed together with the hold.
+    #[must_use]
+    pub fn drops(&self) -> &PacketDrop {
+        &self.drops
     }
 
     /// Notes how many sockets of the program can send output that this queue does not hold: UDP sockets and Unix

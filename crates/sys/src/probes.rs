@@ -135,6 +135,11 @@ pub(crate) fn tcp_repair(_: &Path) -> Result<String> {
     Ok("a socket was put into repair mode".to_owned())
 }
 
+pub(crate) fn packet_drop(_: &Path) -> Result<String> {
+    crate::packet_drop::PacketDrop::try_sets()?;
+    Ok("a table with sets of connections was made".to_owned())
+}
+
 pub(crate) fn packet_hold(_: &Path) -> Result<String> {
     crate::packet_hold::PacketHold::start()?;
     Ok("a queue and a rule for it were made".to_owned())

@@ -345,6 +345,7 @@ pub(super) fn own(plan: &Plan, open: &OpenFiles, built: &mut Built) -> Result<()
 /// Runs the last step of each kind. This step has effects outside the tree, so every process must be complete
 /// before the call.
 pub(super) fn start(plan: &Plan, open: &OpenFiles) -> Result<()> {
+    open.vacated.pass()?;
     for (kind, records) in records_of_kinds(plan, &open.holders) {
         kind.start(&records, &open.descriptions)?;
     }

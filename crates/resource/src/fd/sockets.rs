@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use model::{Inode, Pid};
 use sys::clock::Clock;
+use sys::packet_drop::{Ends, PacketDrop};
 use sys::packet_hold::{PacketHold, PacketNumber, SocketMark};
 use sys::sock_diag::SockDiag;
 use sys::tcp_repair::LiveReader;
@@ -46,8 +47,7 @@ struct Shared {
     diag: RefCell<Option<Rc<SockDiag>>>,
     fresh: RefCell<HashMap<Family, Aged<Fresh>>>,
     options: RefCell<HashMap<Inode, Aged<Options>>>,
-    /// Local and peer address of each connection of the subject, seen in this pause.
-    ends: RefCell<HashSet<(SocketAddr, SocketAddr)>>,
+    connections: RefCell<Connections>,
     kept: RefCell<KeptConnections>,
     /// Holds back the packets that the sockets send. A packet is held back until a checkpoint contains the state in
     /// which the packet was sent. `None` if packets are not held back.
@@ -60,6 +60,15 @@ struct Shared {
     whole: RefCell<Whole>,
     /// Whether all outside connections are kept, because the subject does not run after the pause.
     keeps_all: Cell<bool>,
+}
+
+/// The connections of the subject in one pause.
+#[derive(Debug, Default)]
+struct Connections {
+    /// Local and peer address of each connection that was seen.
+    ends: HashSet<Ends>,
+    /// Outside connections whose packets must be dropped before the subject is killed.
+    to_drop: Vec<Ends>,
 }
 
 /// The connections whose whole state is captured.
@@ -95,7 +104,7 @@ impl Sockets {
 
     /// Begins a pause. Called when the subject is stopped, before any call of `FdCapture::inside`.
     pub fn begin_pause(&self) {
-        self.0.ends.borrow_mut().clear();
+        self.0.connections.take();
         self.0.kept.borrow_mut().begin_pause();
         self.0.unheld.set(0);
         self.0.whole.borrow_mut().streams.retain(|_, (_, is_used)| std::mem::take(is_used));
@@ -120,6 +129,21 @@ impl Sockets {
     /// Reports whether this pause keeps all outside connections.
     pub(crate) fn keeps_all(&self) -> bool {
         self.0.keeps_all.get()
+    }
+
+    /// Notes connections whose packets [`Self::drop_packets`] will drop.
+    pub(super) fn drop_later(&self, connections: impl IntoIterator<Item = Ends>) {
+        self.0.connections.borrow_mut().to_drop.extend(connections);
+    }
+
+    /// Begins to drop the packets of all noted connections, with few requests. They are dropped until a restored socket
+    /// starts, also in another process.
+    pub(super) fn drop_packets(&self) -> Result<()> {
+        let connections = std::mem::take(&mut self.0.connections.borrow_mut().to_drop);
+        if !connections.is_empty() {
+            PacketDrop::lasting()?.add(&connections)?;
+        }
+        Ok(())
     }
 
     /// Returns the mark (SO_MARK) of sockets whose packets are held back. Returns `None` if packets are not held
@@ -213,13 +237,13 @@ impl Sockets {
 
     /// Records that the subject has this end of a connection. Called inside the pause.
     pub(crate) fn note_end(&self, local: SocketAddr, peer: SocketAddr) {
-        self.0.ends.borrow_mut().insert((local, peer));
+        self.0.connections.borrow_mut().ends.insert((local, peer));
     }
 
     /// Reports whether the subject has the other end of a connection. Must be called after [`Self::note_end`] was
     /// called for all ends.
     pub(crate) fn has_other_end(&self, local: SocketAddr, peer: SocketAddr) -> bool {
-        self.0.ends.borrow().contains(&(peer, local))
+        self.0.connections.borrow().ends.contains(&(peer, local))
     }
 
     /// Reports whether this process has CAP_NET_ADMIN. Reads the capabilities only at the first call.

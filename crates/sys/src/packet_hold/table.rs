@@ -1,28 +1,17 @@
-//! The packet filter tables (nf_tables) that pass packets to the queue.
+//! The packet filter tables that pass packets to the queue.
 //!
 //! Owns: one table with one rule for each address family.
 //! Invariants: a rule selects only TCP segments of sockets with the mark. It does not select segments with
 //! SYN or RST, which begin or reset a connection. If no process has the queue open, all segments pass.
 //! Does not: hold packets.
 
-use super::wire::{Attributes, Message, Wire};
 use crate::error::{Errno, Result};
+use crate::nf_tables::{
+    self, Header, Hook, Meta, REGISTER, SUBSYSTEM, Table, equal, expression, meta, value,
+};
+use crate::nfnetlink::{Attributes, Message, Wire};
 
-const TABLES: u8 = 10;
-const NEW_TABLE: (u8, u8) = (TABLES, 0);
-const NEW_CHAIN: (u8, u8) = (TABLES, 3);
-const NEW_RULE: (u8, u8) = (TABLES, 6);
-const CREATE: u16 = 0x400;
-const APPEND: u16 = 0x800;
-/// NFT_TABLE_F_OWNER: the kernel removes the table when the socket that created it is closed.
-const OWNED: u32 = 2;
-const ACCEPT: u32 = 1;
-const LOCAL_OUT: u32 = 3;
 const CHAIN: &str = "outgoing";
-const REGISTER: u32 = 1;
-const META_MARK: u32 = 3;
-const META_PROTOCOL: u32 = 16;
-const TRANSPORT: u32 = 2;
 const FLAGS_OFFSET: u32 = 13;
 /// The TCP flags SYN and RST. Segments with one of these flags pass.
 const PASSING_FLAGS: u8 = 0x02 | 0x04;
@@ -35,7 +24,7 @@ pub(super) fn make(wire: &Wire, mark: u32, queue: u16) -> Result<()> {
         let families = [libc::AF_INET as u8, libc::AF_INET6 as u8 /* NFPROTO_IPV6 */];
         let all: Vec<Message> =
             families.into_iter().flat_map(|family| family_table(family, mark, last)).collect();
-        wire.transact(TABLES, &all)
+        wire.transact(SUBSYSTEM, &all)
     };
     match with(&native(queue)) {
         // A kernel without the `queue` expression may have the older NFQUEUE target.
@@ -45,41 +34,24 @@ pub(super) fn make(wire: &Wire, mark: u32, queue: u16) -> Result<()> {
 }
 
 fn family_table(family: u8, mark: u32, last: &Attributes) -> [Message; 3] {
-    let table = format!("undying-{mark:08x}");
-    let message = |kind, flags, body| Message { kind, flags: CREATE | flags, family, resource: 0, body };
-    let hook = Attributes::default().word(1, LOCAL_OUT).word(2, 0);
-    let chain = Attributes::default().text(1, &table).text(3, CHAIN).nest(4, hook);
-    let rule = Attributes::default().text(1, &table).text(2, CHAIN);
-    [
-        message(NEW_TABLE, 0, Attributes::default().text(1, &table).word(2, OWNED)),
-        message(NEW_CHAIN, 0, chain.word(5, ACCEPT).text(7, "filter")),
-        message(NEW_RULE, APPEND, rule.nest(4, expressions(mark, last))),
-    ]
+    let table = Table { family, name: format!("undying-{mark:08x}"), is_owned: true };
+    let rule = table.rule(CHAIN, expressions(mark, last));
+    [table.create(), table.chain(CHAIN, Hook::Output, 0), rule]
 }
 
-fn expressions(mark: u32, last: &Attributes) -> Attributes {
-    let meta = |key| Attributes::default().word(1, REGISTER).word(2, key);
-    let value = |bytes: &[u8]| Attributes::default().bytes(1, bytes);
-    let equal = |bytes: &[u8]| Attributes::default().word(1, REGISTER).word(2, 0).nest(3, value(bytes));
-    let flags = Attributes::default().word(1, REGISTER).word(2, TRANSPORT).word(3, FLAGS_OFFSET).word(4, 1);
+fn expressions(mark: u32, last: &Attributes) -> [Attributes; 8] {
     let mask = Attributes::default().word(1, REGISTER).word(2, REGISTER).word(3, 1);
     let mask = mask.nest(4, value(&[PASSING_FLAGS])).nest(5, value(&[0]));
     [
-        expression("meta", meta(META_MARK)),
-        expression("cmp", equal(&mark.to_ne_bytes())),
-        expression("meta", meta(META_PROTOCOL)),
-        expression("cmp", equal(&[libc::IPPROTO_TCP as u8])),
-        expression("payload", flags),
+        meta(Meta::Mark),
+        equal(&mark.to_ne_bytes()),
+        meta(Meta::Protocol),
+        equal(&[libc::IPPROTO_TCP as u8]),
+        nf_tables::load(REGISTER, Header::Transport, FLAGS_OFFSET, 1),
         expression("bitwise", mask),
-        expression("cmp", equal(&[0])),
+        equal(&[0]),
         last.clone(),
     ]
-    .into_iter()
-    .fold(Attributes::default(), |all, one| all.nest(1, one))
-}
-
-fn expression(name: &str, data: Attributes) -> Attributes {
-    Attributes::default().text(1, name).nest(2, data)
 }
 
 fn native(queue: u16) -> Attributes {

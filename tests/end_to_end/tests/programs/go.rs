@@ -9,13 +9,13 @@ use rustix::process::Signal;
 use crate::http;
 use crate::load::Load;
 use crate::problem::Outcome;
-use crate::requirements::{self, PACKET_FILTER};
+use crate::requirements;
 use crate::sources::{self, words};
 use crate::subject::{End, Subject};
 
 #[test]
 fn go() -> Outcome {
-    if !requirements::are_met(&["go", PACKET_FILTER]) {
+    if !requirements::are_met(&["go"]) {
         return Ok(());
     }
     let port = testkit::free_port();

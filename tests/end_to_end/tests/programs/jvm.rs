@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::http;
 use crate::load::Load;
 use crate::problem::Outcome;
-use crate::requirements::{self, PACKET_FILTER};
+use crate::requirements;
 use crate::sources::{self, words};
 use crate::subject::{End, Subject};
 
@@ -29,7 +29,7 @@ fn jvm_parallel() -> Outcome {
 }
 
 fn jvm(name: &'static str, collector: &[&str]) -> Outcome {
-    if !requirements::are_met(&["java", "javac", PACKET_FILTER]) {
+    if !requirements::are_met(&["java", "javac"]) {
         return Ok(());
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -15,7 +15,7 @@ use testkit::{ProcessId, descendants};
 use crate::connection::Connection;
 use crate::load::{Load, Ticker};
 use crate::problem::{Context, Outcome, check};
-use crate::requirements::{self, PACKET_FILTER, find};
+use crate::requirements::{self, find};
 use crate::sources::words;
 use crate::subject::{End, Subject};
 use crate::{LIMIT, POLL, http};
@@ -28,7 +28,7 @@ const SLOW_SIZE: usize = 1_500_000;
 
 #[test]
 fn nginx() -> Outcome {
-    if !requirements::are_met(&["nginx", PACKET_FILTER]) {
+    if !requirements::are_met(&["nginx"]) {
         return Ok(());
     }
     let port = testkit::free_port();

@@ -8,13 +8,13 @@ use rustix::process::Signal;
 use crate::http;
 use crate::load::Load;
 use crate::problem::Outcome;
-use crate::requirements::{self, PACKET_FILTER};
+use crate::requirements;
 use crate::sources::{source, words};
 use crate::subject::{End, Subject};
 
 #[test]
 fn node() -> Outcome {
-    if !requirements::are_met(&["node", PACKET_FILTER]) {
+    if !requirements::are_met(&["node"]) {
         return Ok(());
     }
     let port = testkit::free_port();

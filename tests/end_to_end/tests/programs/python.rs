@@ -9,13 +9,13 @@ use rustix::process::Signal;
 use crate::connection::Connection;
 use crate::load::{Load, Ticker};
 use crate::problem::{Context, Outcome, check};
-use crate::requirements::{self, PACKET_FILTER};
+use crate::requirements;
 use crate::sources::{source, words};
 use crate::subject::{End, Subject};
 
 #[test]
 fn python() -> Outcome {
-    if !requirements::are_met(&["python3", PACKET_FILTER]) {
+    if !requirements::are_met(&["python3"]) {
         return Ok(());
     }
     let port = testkit::free_port();

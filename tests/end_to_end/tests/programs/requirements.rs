@@ -4,9 +4,6 @@
 
 use std::path::{Path, PathBuf};
 
-/// Holds back the packets of connections whose program is dead for a moment.
-pub(crate) const PACKET_FILTER: &str = "nft";
-
 /// Folders with servers that are not in every PATH.
 const MORE_FOLDERS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/go/bin"];
 

@@ -17,7 +17,6 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
-use std::sync::{Mutex, PoisonError};
 
 use model::{Fd, Pid};
 use prost::Message;
@@ -51,11 +50,6 @@ pub(super) const MULTIPATH: (&str, &str) = (
     "it is an MPTCP connection, whose sequence numbers the kernel does not show",
     "let the program or its client use TCP (GODEBUG=multipathtcp=0 for a Go program)",
 );
-
-/// Outside connections whose packets must be dropped before the subject is killed. `relate` adds a connection to this
-/// list. The first call of `after` runs one command that makes the packet filter drop the packets of all connections
-/// in the list.
-static TO_LOCK: Mutex<Vec<(SocketAddr, SocketAddr)>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 pub(super) struct Capture {
@@ -221,8 +215,7 @@ impl Capture {
                     connection.unsent = 0;
                 }
                 held.locked = ends.filter(|_| !is_inside);
-                let mut waiting = TO_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-                waiting.extend(held.locked);
+                self.sockets.drop_later(held.locked);
             }
             saved.connection = Some(connection);
         } else if is_inside {
@@ -310,7 +303,7 @@ impl FdCapture for Capture {
             self.read_options(socket)?;
             let reuse = socket_option::get_int(socket, REUSE_ADDRESS)?;
             // If the program has locked its filter, the filter cannot be replaced. The packets of the connection are
-            // then dropped only from `after` on, by the packet filter table of `vacated`.
+            // then dropped only from `after` on, by the packet filter table of `sys::packet_drop`.
             let filtered = socket_option::attach_filter(socket, &FILTER_DROPS_ALL).is_ok();
             self.held = Some(Held { reuse, filtered, repaired: None, locked: None });
         }
@@ -326,8 +319,7 @@ impl FdCapture for Capture {
     }
 
     fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
-        let waiting = std::mem::take(&mut *TO_LOCK.lock().unwrap_or_else(PoisonError::into_inner));
-        vacated::lock(&waiting)?;
+        self.sockets.drop_packets()?;
         let missing = || ResourceError::Malformed {
             kind: NAME,
             why: format!("fd {} was not read inside the pause", description.fd),
@@ -354,7 +346,7 @@ impl FdCapture for Capture {
         self.held = Some(held);
         self.remove_filter(socket);
         let Some(held) = self.held.take() else { return };
-        let _ = vacated::unlock(held.locked.as_slice());
+        let _ = vacated::pass(held.locked.as_slice());
     }
 }
 

@@ -178,7 +178,7 @@ fn vacate(image: &Image, context: &mut FdCreate<'_>) -> Result<HashSet<Descripti
         }
     }
     let ends: Vec<_> = leaving.iter().map(|row| row.1).collect();
-    vacated.add(&ends)?;
+    vacated.add(hold, &ends)?;
     leaving.iter().try_for_each(|(old, _)| connection::vanish(old.as_fd()))?;
     // The hold contains packets that the kernel has sent for the old sockets: acknowledgements and retransmissions.
     hold.discard_all()?;
@@ -397,7 +397,7 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
     let is_outside = |state: &&State| state.connection.is_some() && !image.is_inside(state);
     let outside = image.states.iter().map(|row| &row.1).filter(is_outside);
     let locked: Vec<_> = outside.filter_map(|state| ends(&state.local(), &state.peer())).collect();
-    vacated::unlock(&locked)?;
+    vacated::pass(&locked)?;
     for (state, connection, socket, is_inside) in &ready {
         connection::start(*socket, state, connection, *is_inside)?;
     }

@@ -593,7 +593,7 @@ fn data_that_the_peer_received_after_the_read_counts_as_sent() {
     let state: state::State = crate::error::decode(NAME, &records[0].payload).unwrap();
     let saved = state.connection.clone().unwrap();
     assert_eq!((saved.written.len(), saved.unsent), (95, 16));
-    super::super::vacated::unlock(&[(server.local_addr().unwrap(), client.local_addr().unwrap())]).unwrap();
+    super::super::vacated::pass(&[(server.local_addr().unwrap(), client.local_addr().unwrap())]).unwrap();
     connection::unfreeze(server.as_fd(), saved.window_send).unwrap();
     connection::leave(server.as_fd(), 0, sys::tcp_repair::Repair::Off).unwrap();
     assert_eq!(read(&client, 95)[94], 2);
