@@ -17,7 +17,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 
-use crate::error::{Errno, Result};
+use crate::error::{Errno, Error, Result};
+use crate::feature::{Feature, enabled};
 use crate::nf_tables::{
     self, DELETE_ELEMENTS, Header, Hook, Meta, NEW_ELEMENTS, NEW_SET, SUBSYSTEM, Table, equal, meta,
 };
@@ -86,9 +87,12 @@ impl PacketDrop {
     ///
     /// # Errors
     ///
-    /// EPERM without CAP_NET_ADMIN, ENOENT or EOPNOTSUPP if the kernel does not support such tables. Some
-    /// connections may have been added.
+    /// ENOSYS if the feature is switched off, EPERM without CAP_NET_ADMIN, ENOENT or EOPNOTSUPP if the kernel does not
+    /// support such tables. Some connections may have been added.
     pub fn add(&self, connections: &[Ends]) -> Result<()> {
+        if !enabled(Feature::PacketDrop) {
+            return Err(Error::new("drop packets: the feature packet-drop is switched off", Errno::ENOSYS));
+        }
         for (number, part) in connections.chunks(BATCH_MAX).enumerate() {
             let mut requests = if number == 0 { self.requests() } else { Vec::new() };
             requests.extend(self.elements(NEW_ELEMENTS, part));
@@ -142,7 +146,10 @@ impl PacketDrop {
     fn elements(&self, kind: (u8, u8), connections: &[Ends]) -> Vec<Message> {
         let mut requests = Vec::new();
         for family in [Family::V4, Family::V6] {
-            let keys: Vec<Vec<u8>> = connections.iter().filter_map(|ends| family.key(*ends)).collect();
+            let mut keys: Vec<Vec<u8>> = connections.iter().filter_map(|ends| family.key(*ends)).collect();
+            // The second deletion of an element in a batch fails, as if there were no table.
+            keys.sort_unstable();
+            keys.dedup();
             for part in keys.chunks(ELEMENTS_MAX) {
                 let list = part.iter().fold(Attributes::default(), |list, key| {
                     list.nest(1, Attributes::default().nest(1, nf_tables::value(key)))
@@ -333,9 +340,9 @@ mod tests {
                 assert!(!one.passes(), "{one:?} of {drops:?}");
             }
             assert!(other.iter_mut().all(Connection::passes), "{drops:?}");
-            drops.remove(&ends).unwrap();
-            drops.remove(&ends).unwrap();
+            drops.remove(&[ends, ends].concat()).unwrap();
             assert!(dropped.iter_mut().all(|one| one.receives(SENT_AGAIN)), "{drops:?}");
+            drops.remove(&ends).unwrap();
         }
     }
 

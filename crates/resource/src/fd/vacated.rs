@@ -54,7 +54,10 @@ impl Vacated {
     pub(super) fn add(&self, hold: &Arc<PacketHold>, connections: &[Ends]) -> Result<()> {
         let mut replaced = self.lock();
         replaced.hold = Some(Arc::clone(hold));
-        replaced.connections.extend(connections);
+        // A second attempt names the connections of the first one again.
+        let known = &replaced.connections;
+        let new: Vec<Ends> = connections.iter().filter(|ends| !known.contains(ends)).copied().collect();
+        replaced.connections.extend(new);
         if !replaced.connections.is_empty() {
             // A failed attempt may have let the packets of some connections pass.
             hold.drops().add(&replaced.connections)?;
