@@ -131,6 +131,12 @@ impl Pool {
     /// Waits until no spare buffers are lent, except `here` buffers of the caller. Calls `drive` once before the first wait.
     pub(crate) fn settle(&self, drive: impl FnOnce() -> Result<()>, here: usize) -> Result<()> {
         self.wait_for(drive, |state| {
+            // Free buffers of an earlier, larger reserve are not lent.
+            while state.free.len() > self.limit + state.reserved
+                && let Some(free) = state.free.pop()
+            {
+                self.give_up(free);
+            }
             Ok((self.made.load(Ordering::Relaxed) <= self.limit + state.reserved + here).then_some(()))
         })
     }
@@ -195,27 +201,29 @@ impl Pool {
         locked(&self.state).hurried > 0
     }
 
-    /// Takes back a buffer. The buffer becomes a surplus buffer if more buffers exist than the limit plus the reserve. The
-    /// pool also accepts a buffer of the same size that the pool has not allocated.
+    /// Takes back a buffer. The buffer becomes a surplus buffer if more buffers exist than the limit plus the reserve, and no
+    /// stopped subject waits for a buffer. The pool also accepts a buffer of the same size that the pool has not allocated.
     pub(crate) fn give(&self, buffer: PageBuffer) {
         let mut state = locked(&self.state);
         let limit = self.limit + state.reserved;
         if buffer.size() != self.size {
             return;
         }
-        let mut surplus = None;
-        if self.made.load(Ordering::Relaxed) > limit {
-            self.made.fetch_sub(1, Ordering::Relaxed);
-            surplus = Some(buffer);
-        } else if state.free.len() < limit {
+        let is_surplus = self.made.load(Ordering::Relaxed) > limit && state.hurried == 0;
+        if is_surplus {
+            drop(state);
+            self.give_up(buffer);
+        } else if state.hurried > 0 || state.free.len() < limit {
             state.free.push(buffer);
-        }
-        drop(state);
-        if let Some(buffer) = surplus {
-            locked(&self.surplus).keep(buffer);
         }
         // Wakes all waiting threads, because a thread that waits for a reserve may need several buffers.
         self.changed.notify_all();
+    }
+
+    /// Makes a buffer a surplus buffer.
+    fn give_up(&self, buffer: PageBuffer) {
+        self.made.fetch_sub(1, Ordering::Relaxed);
+        locked(&self.surplus).keep(buffer);
     }
 
     /// Takes back the buffer of a batch. The pages in the buffer are discarded.
@@ -268,8 +276,7 @@ impl Pool {
             && self.made.load(Ordering::Relaxed) > self.limit + count
             && let Some(buffer) = state.free.pop()
         {
-            self.made.fetch_sub(1, Ordering::Relaxed);
-            locked(&self.surplus).keep(buffer);
+            self.give_up(buffer);
         }
         let missing = count.saturating_sub(state.free.len());
         if missing > 0 && self.made.load(Ordering::Relaxed) + missing > self.limit + count {
@@ -334,6 +341,41 @@ mod tests {
         spares.into_iter().for_each(|batch| pool.give_batch(batch));
         pool.settle(nothing, 0).unwrap();
         assert_eq!(pool.total(), PAGES.bytes());
+    }
+
+    /// A smaller reserve leaves free buffers beyond the limits. No one returns them, so no one may wait for them.
+    #[test]
+    fn free_buffers_of_a_larger_reserve_are_not_waited_for() {
+        let pool = Pool::new(1, PAGES);
+        pool.fill().unwrap();
+        pool.limit_waits(Some(Duration::ZERO));
+        pool.reserve(nothing, 9).unwrap().into_iter().for_each(|batch| pool.give_batch(batch));
+        let here = pool.reserve(nothing, 2).unwrap();
+        assert!(pool.total() > ByteCount(5 * PAGES.bytes().get()));
+        pool.settle(nothing, here.len()).unwrap();
+        assert_eq!(pool.total(), ByteCount(5 * PAGES.bytes().get()));
+        here.into_iter().for_each(|batch| pool.give_batch(batch));
+        assert_eq!(pool.total(), ByteCount(3 * PAGES.bytes().get()));
+    }
+
+    /// A stopped subject waits for one buffer, and not until the store has written all spare buffers.
+    #[test]
+    fn a_hurried_caller_gets_the_next_returned_buffer() {
+        let pool = Pool::new(1, PAGES);
+        pool.fill().unwrap();
+        let mut lent: Vec<PageBatch> = vec![pool.take(nothing).unwrap()];
+        lent.extend((0..3).map(|_| pool.spare().unwrap()));
+        pool.limit_waits(Some(Duration::from_secs(20)));
+        std::thread::scope(|scope| {
+            let hurried = scope.spawn(|| pool.take(nothing).map(|batch| pool.give_batch(batch)));
+            while !pool.is_hurried() {
+                std::thread::yield_now();
+            }
+            pool.give_batch(lent.pop().unwrap());
+            hurried.join().unwrap().unwrap();
+        });
+        lent.into_iter().for_each(|batch| pool.give_batch(batch));
+        assert_eq!(pool.total(), PAGES.bytes(), "nobody waits now, so spare buffers are surplus");
     }
 
     /// While a thread holds a reserve for a long time, the pool must still lend its own buffers. Returned buffers are
