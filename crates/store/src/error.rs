@@ -220,8 +220,8 @@ pub enum Error {
     ///
     /// Row: store-slow
     #[error(
-        "the store has accepted no pages of a checkpoint for {} ms while the subject was stopped\nhelp: take checkpoints \
-         less often, or use a store on a faster disk",
+        "the stopped subject would have waited for the store for more than {} ms\nhelp: take checkpoints less often, or use \
+         a store on a faster disk",
         .0.as_millis()
     )]
     Slow(Duration),

@@ -56,6 +56,6 @@ pub use reader::ImageReader;
 pub use sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 pub use staging::is_staging_name;
 pub use store::{Store, StoreEntry};
-pub use surplus::held_memory_max;
+pub use surplus::{held_memory_max, held_memory_most};
 pub use tidy::Garbage;
 pub use writer::ImageWriter;

@@ -45,8 +45,10 @@ struct State {
     failure: Option<Error>,
     /// Whether waits for buffers are cancelled.
     called_off: bool,
-    /// The maximum time of a wait for one buffer; `None` means no limit.
+    /// The maximum time of all waits together; `None` means no limit.
     wait_max: Option<Duration>,
+    /// The time of all waits since the limit was set.
+    waited: Duration,
     /// The number of callers that wait with a limit.
     hurried: usize,
 }
@@ -153,6 +155,7 @@ impl Pool {
         loop {
             state.check()?;
             if let Some(taken) = take(&mut state)? {
+                state.waited += begun.elapsed();
                 return Ok(taken);
             }
             if let Some(drive) = drive.take() {
@@ -166,7 +169,7 @@ impl Pool {
             }
             state = match state.wait_max {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(limit) => match limit.checked_sub(begun.elapsed()) {
+                Some(limit) => match limit.checked_sub(state.waited + begun.elapsed()) {
                     None => return Err(Error::Slow(limit)),
                     Some(left) => {
                         state.hurried += 1;
@@ -191,9 +194,10 @@ impl Pool {
         locked(&self.state).called_off
     }
 
-    /// Sets the maximum time of a wait for one buffer; `None` removes the limit.
+    /// Sets the maximum time of all following waits together; `None` removes the limit.
     pub(crate) fn limit_waits(&self, wait_max: Option<Duration>) {
-        locked(&self.state).wait_max = wait_max;
+        let mut state = locked(&self.state);
+        (state.wait_max, state.waited) = (wait_max, Duration::ZERO);
     }
 
     /// Reports whether a caller waits for a buffer with a time limit, because the subject is stopped.

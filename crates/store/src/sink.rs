@@ -102,7 +102,7 @@ pub trait PageSink {
     fn put_back(&self, _batch: PageBatch) {}
     /// Returns the number of pages in a buffer.
     fn buffer_pages(&self) -> PageCount;
-    /// Sets the maximum time of a wait for one buffer, so that a slow store cannot block the caller forever. A
+    /// Sets the maximum time of all following waits together, so that a slow store cannot block the caller forever. A
     /// limit means that the subject may be stopped: during such a wait, the store waits for nothing to keep its maximum
     /// size. `None` removes the limit.
     fn limit_waits(&self, _wait_max: Option<Duration>) {}

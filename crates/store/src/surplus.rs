@@ -34,6 +34,17 @@ pub fn held_memory_max() -> ByteCount {
     })
 }
 
+/// A checkpoint of a program that rewrites its memory faster than the store accepts pages can hold one of this many parts of
+/// the memory that is still free.
+const FREE_SHARE: u64 = 4;
+
+/// Returns the maximum memory that one checkpoint holds in page buffers if less is not enough: at least
+/// `held_memory_max`.
+#[must_use]
+pub fn held_memory_most() -> ByteCount {
+    ByteCount(sys::free_memory::available().get() / FREE_SHARE).max(held_memory_max())
+}
+
 /// The number of checkpoints after which unneeded buffers are freed.
 const LOOKS: u32 = 16;
 /// The time after which unneeded buffers are freed. A program has bursts of writes some seconds apart. New memory for the

@@ -3,7 +3,7 @@
 //! Owns: buffers that are taken in advance; copied pages that are held, and later passed to the sink; the
 //! estimate of the number of pages.
 //! Invariants: while the subject is stopped, no call of the sink takes a lock, waits or wakes a thread, until
-//! `held_pages_max` pages are held. Copies and removals reach the sink in order. Unused buffers are returned.
+//! `held_max` pages are held. Copies and removals reach the sink in order. Unused buffers are returned.
 //! Does not: copy.
 
 use std::cell::{Cell, RefCell};
@@ -13,15 +13,9 @@ use image::SpaceId;
 use model::{AddressRange, PAGE_BYTES, PageCount};
 use store::{PageBatch, PageSink, Result};
 
-/// Returns the maximum number of pages that slices or a pause hold.
+/// Returns the maximum number of pages that slices or a pause hold, unless `hold_more` has allowed more.
 fn held_pages_max() -> PageCount {
     PageCount(store::held_memory_max().get() / PAGE_BYTES)
-}
-
-/// Returns the number of held pages that ends a series of last stops. A last stop tries to capture all remaining state.
-/// After the series, the held pages are passed to the sink while the subject runs.
-fn flush_from() -> PageCount {
-    PageCount(held_pages_max().get() / 2)
 }
 
 /// The number of buffers of a reserve is rounded up to a multiple of this constant, so that successive
@@ -91,6 +85,8 @@ pub(super) struct Reserve<'a> {
     /// The number of buffers that were added to the reserve.
     extended: Cell<usize>,
     held_buffers: Cell<usize>,
+    /// The maximum number of pages that slices or a pause hold.
+    held_max: Cell<PageCount>,
     /// The number of buffers that were allocated for slices, beyond the pool of the sink. A slice is a stop
     /// that copies pages for at most the pause budget.
     spares: Cell<usize>,
@@ -104,19 +100,30 @@ impl<'a> Reserve<'a> {
     /// copied. Therefore this function waits before any page is copied.
     pub(super) fn new(sink: &'a dyn PageSink, before: PageCount, inside: PageCount) -> Result<Self> {
         let before = (before.min(held_pages_max()).get() / sink.buffer_pages().get().max(1)) as usize;
-        let count = (buffers_for(sink, inside) + before).next_multiple_of(RESERVE_STEP);
+        let inside = buffers_for(sink, inside.min(held_pages_max()));
+        let count = (inside + before).next_multiple_of(RESERVE_STEP);
         let begun_with = count - before;
         let (for_pause, extended) = (Cell::new(begun_with), Cell::new(0));
         let free = RefCell::new(sink.reserve(count)?);
-        let (open, held) = (RefCell::default(), RefCell::default());
-        let (held_buffers, spares, is_stopped) = (Cell::new(0), Cell::new(0), Cell::new(false));
-        Ok(Self { sink, free, open, held, for_pause, begun_with, extended, held_buffers, spares, is_stopped })
+        Ok(Self {
+            sink,
+            free,
+            open: RefCell::default(),
+            held: RefCell::default(),
+            for_pause,
+            begun_with,
+            extended,
+            held_buffers: Cell::new(0),
+            held_max: Cell::new(held_pages_max()),
+            spares: Cell::new(0),
+            is_stopped: Cell::new(false),
+        })
     }
 
     /// Prepares for a stop in which about `expected` pages are copied. Gets the missing buffers without
     /// waiting.
     pub(super) fn begin_stop(&self, expected: PageCount) -> Result<()> {
-        let count = buffers_for(self.sink, expected);
+        let count = buffers_for(self.sink, expected.min(self.held_max.get()));
         let mut free = self.free.borrow_mut();
         while free.len() < count {
             let extends = (self.extended.get() as u64 * self.buffer_pages().get()) < held_pages_max().get();
@@ -132,9 +139,23 @@ impl<'a> Reserve<'a> {
         Ok(())
     }
 
-    /// Reports whether `flush_from` pages are held. These pages should be passed on before the next stop.
+    /// Reports whether the held pages should be passed on before the next last stop. Then a stop can hold at least half as
+    /// many pages as usual.
     pub(super) fn is_half_full(&self) -> bool {
-        self.held_buffers.get() as u64 * self.buffer_pages().get() >= flush_from().get()
+        self.held_pages() + held_pages_max().get() / 2 >= self.held_max.get().get()
+    }
+
+    /// Allows the following stops to hold this many pages, if memory for them is free, and allocates buffers. Called when the
+    /// subject runs, and no pages are held.
+    pub(super) fn hold_more(&self, pages: PageCount) -> Result<()> {
+        let most = PageCount(store::held_memory_most().get() / PAGE_BYTES);
+        // A last stop ends a series early by half of the usual number.
+        let wanted = pages + PageCount(held_pages_max().get() / 2);
+        if wanted > self.held_max.get() {
+            self.held_max.set(self.held_max.get().max(wanted.min(most)));
+            self.prepare(pages)?;
+        }
+        Ok(())
     }
 
     /// Passes all held operations to the sink, and waits until the sink has written most of them. Called when the subject
@@ -143,7 +164,10 @@ impl<'a> Reserve<'a> {
         self.held_buffers.set(0);
         self.flush()?;
         // The open buffer is one more.
-        self.sink.settle(self.free.borrow().len() + 1)
+        self.sink.settle(self.free.borrow().len() + 1)?;
+        // The sink has returned the buffers.
+        self.spares.set(0);
+        Ok(())
     }
 
     /// Passes all operations and the open buffer to the sink. Called when the subject runs, or when the
@@ -161,12 +185,16 @@ impl<'a> Reserve<'a> {
         if free.len() > self.for_pause.get() { free.pop() } else { None }
     }
 
+    fn held_pages(&self) -> u64 {
+        self.held_buffers.get() as u64 * self.buffer_pages().get()
+    }
+
     /// Returns a free buffer of the sink, or allocates a buffer beyond the pool of the sink, up to
-    /// `held_pages_max` pages.
+    /// `held_max` pages.
     fn extra(&self) -> Result<Option<PageBatch>> {
         let here = self.sink.free_buffer()?;
-        if here.is_some() || (self.spares.get() as u64 * self.buffer_pages().get()) >= held_pages_max().get()
-        {
+        let spares = self.spares.get() as u64 * self.buffer_pages().get();
+        if here.is_some() || spares >= self.held_max.get().get() {
             return Ok(here);
         }
         self.spares.set(self.spares.get() + 1);
@@ -202,7 +230,7 @@ impl PageSink for Reserve<'_> {
         if let Some(free) = self.free.borrow_mut().pop() {
             return Ok(free);
         }
-        if self.held_buffers.get() as u64 * self.sink.buffer_pages().get() < held_pages_max().get() {
+        if self.held_pages() < self.held_max.get().get() {
             return self.sink.spare();
         }
         self.flush()?;
@@ -210,7 +238,7 @@ impl PageSink for Reserve<'_> {
     }
 
     /// Returns a buffer without waiting for the store. Exception: while the subject is stopped and
-    /// `held_pages_max` pages are held, waits. A slow store must not determine how long the subject is
+    /// `held_max` pages are held, waits. A slow store must not determine how long the subject is
     /// throttled. While the subject runs, this function allocates no buffer; `prepare` does.
     fn free_buffer(&self) -> Result<Option<PageBatch>> {
         if self.is_stopped.get() {
@@ -227,7 +255,7 @@ impl PageSink for Reserve<'_> {
     }
 
     fn prepare(&self, pages: PageCount) -> Result<()> {
-        let count = self.for_pause.get() + buffers_for(self.sink, pages);
+        let count = self.for_pause.get() + buffers_for(self.sink, pages.min(self.held_max.get()));
         while self.free.borrow().len() < count
             && let Some(batch) = self.extra()?
         {
@@ -294,7 +322,6 @@ impl Drop for Reserve<'_> {
 /// Returns the number of buffers for this number of pages, at least one. One resident buffer is always ready
 /// when the pause begins.
 fn buffers_for(sink: &dyn PageSink, pages: PageCount) -> usize {
-    let pages = pages.min(held_pages_max());
     pages.get().div_ceil(sink.buffer_pages().get().max(1)).max(1) as usize
 }
 
@@ -478,6 +505,26 @@ mod tests {
         }
         let most = (held_pages_max().get() / BUFFER.get()) as isize;
         assert!(witness.out.get() <= most + made, "{} of {most}", witness.out.get());
+    }
+
+    #[test]
+    fn more_pages_are_held_if_the_subject_rewrites_them_too_fast() {
+        let witness = Witness::default();
+        let reserve = Reserve::new(&witness, PageCount(0), PageCount(1)).unwrap();
+        reserve.hold_more(PageCount(1)).unwrap();
+        assert_eq!(reserve.held_max.get(), held_pages_max());
+        let more = held_pages_max() + PageCount(40 * BUFFER.get());
+        reserve.hold_more(more).unwrap();
+        let made = witness.out.get();
+        assert!(made as u64 >= more.get() / BUFFER.get());
+        reserve.begin_stop(PageCount(1)).unwrap();
+        let all: Vec<u64> = (0..more.get() - BUFFER.get()).collect();
+        copy(&reserve, &all);
+        assert!(!reserve.is_half_full());
+        assert_eq!((witness.take_calls().len(), witness.out.get()), (1, made), "the sink was not called");
+        reserve.end_stop().unwrap();
+        let passed_on = all.len() as u64 / BUFFER.get();
+        assert_eq!(witness.take_calls().len() as u64, passed_on + 1, "and \"settle\"");
     }
 
     #[test]

@@ -7,6 +7,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::ring::push;
+
 /// The number of checkpoints whose costs are averaged. A program can change its behaviour soon.
 const COSTS_MAX: usize = 8;
 /// The program is stated to take at most this many times as long as without checkpoints.
@@ -112,7 +114,7 @@ impl Ledger {
         let bounds = self.limit.map(|limit| (limit, self.bounds(limit, delay)));
         if std::mem::replace(&mut self.has_first, true) {
             let before = self.highest();
-            super::push(&mut self.costs, (cost, now.saturating_duration_since(since)), COSTS_MAX);
+            push(&mut self.costs, (cost, now.saturating_duration_since(since)), COSTS_MAX);
             let Some((limit, bounds)) = bounds else { return now };
             self.debt = (self.debt + self.highest()).saturating_sub(before);
             let interval = self.interval(limit, cost, bounds);

@@ -8,11 +8,13 @@
 //! Does not: read a clock, or measure costs.
 
 mod ledger;
+mod ring;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use ledger::Ledger;
+use ring::push;
 
 pub use ledger::CostLimit;
 
@@ -195,13 +197,6 @@ impl Pace {
             max: at(100).unwrap_or_default(),
         }
     }
-}
-
-fn push<T>(ring: &mut VecDeque<T>, value: T, limit: usize) {
-    if ring.len() == limit {
-        ring.pop_front();
-    }
-    ring.push_back(value);
 }
 
 #[cfg(test)]

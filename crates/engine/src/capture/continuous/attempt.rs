@@ -134,6 +134,9 @@ impl Continuous {
             }
             reserve.limit_waits(None);
             reserve.end_stop()?;
+            if self.spaces.counts.throttle.is_spent() {
+                reserve.hold_more(self.spaces.due_at_most())?;
+            }
             laps.lap();
         }
     }

@@ -64,6 +64,11 @@ fn is_worth_another(round: PageCount, before: PageCount) -> bool {
     round.get() <= shrinks_to
 }
 
+/// Adds the pages that the subject writes again between the stops that copy these pages.
+fn with_again(pages: PageCount) -> PageCount {
+    pages + PageCount(pages.get() / AGAIN_SHARE)
+}
+
 /// The result of one round.
 pub(super) struct Round {
     /// The number of dirty pages that the scan has found.
@@ -189,8 +194,13 @@ impl Spaces {
     /// Returns the number of pages for which buffers are prepared before the slices. The final stops copy the pages again
     /// that the subject has written between the slices.
     fn due_in_slices(&self, before: &Before) -> PageCount {
-        let due = self.due(before);
-        due + PageCount(due.get() / AGAIN_SHARE) + self.budget.pages_max()
+        with_again(self.due(before)) + self.budget.pages_max()
+    }
+
+    /// Returns the predicted number of copies until the checkpoint is complete, if the subject writes all its dirty pages
+    /// again now, and hardly runs after that.
+    pub(super) fn due_at_most(&self) -> PageCount {
+        with_again(self.counts.found_most)
     }
 
     /// Returns the number of pages for which buffers are prepared before the final stops. A subject that needs

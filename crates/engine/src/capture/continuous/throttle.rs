@@ -120,6 +120,12 @@ impl Throttle {
         1 << self.strain
     }
 
+    /// Reports whether the checkpoint has wasted as many copies as it may: the subject rewrites pages faster than the store
+    /// accepts them.
+    pub(super) fn is_spent(&self) -> bool {
+        self.is_spent
+    }
+
     /// Reports whether final stops may exceed the budget.
     pub(super) fn is_strained(&self) -> bool {
         self.strain > 0
