@@ -16,10 +16,12 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::DescriptionId;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::Shutdown;
+use sys::clock::Stopwatch;
 use sys::socket::{self, Message};
 use sys::socket_option::{self, SocketOption};
 use sys::tcp_repair::{self, Repair, State as TcpState};
@@ -42,6 +44,9 @@ use crate::error::Result;
 
 const REPAIR: SocketOption = SocketOption { level: IPPROTO_TCP, number: 19, name: "TCP_REPAIR" };
 const EINPROGRESS: i32 = 115;
+/// A restore waits at most this long for acknowledgements inside the subject. The kernel delays them by 40 ms.
+const ACKNOWLEDGED_MAX: Duration = Duration::from_millis(200);
+const ACKNOWLEDGED_POLL: Duration = Duration::from_millis(1);
 
 /// All TCP sockets of an image.
 struct Image {
@@ -404,6 +409,10 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
     for (state, connection, socket, is_inside) in &ready {
         connection::shut(*socket, state, connection, *is_inside)?;
     }
+    let half_closed = ready
+        .iter()
+        .filter(|(state, _, _, is_inside)| *is_inside && state.tcp_state() == Some(TcpState::FinWait2));
+    await_acknowledged(half_closed.map(|(_, _, socket, _)| *socket))?;
     for server in image.waiting.iter().filter_map(|id| image.state(*id)) {
         if image.client_of(server).is_none() {
             reset_client(server);
@@ -412,6 +421,20 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
     for (id, state) in &image.states {
         if let (Some(TcpState::SynSent), Some(socket)) = (state.tcp_state(), created.get(id)) {
             begin_connecting(socket, state)?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the peers have acknowledged the FINs of these sockets, as at the checkpoint. The peers are restored, too,
+/// and the kernel delays their acknowledgements. If one does not arrive, the socket stays in its earlier state.
+fn await_acknowledged<'a>(sockets: impl Iterator<Item = BorrowedFd<'a>>) -> Result<()> {
+    let waiting = Stopwatch::start();
+    for socket in sockets {
+        while TcpState::from_number(tcp_repair::info(socket)?.state) == Some(TcpState::FinWait1)
+            && waiting.elapsed() < ACKNOWLEDGED_MAX
+        {
+            std::thread::sleep(ACKNOWLEDGED_POLL);
         }
     }
     Ok(())

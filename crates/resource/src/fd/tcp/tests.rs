@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::DescriptionId;
 use rustix::event::PollFlags;
@@ -258,6 +258,22 @@ fn unconnected_sockets_are_restored_in_their_state() {
     assert_eq!(read(&copy, 6), b"before");
     assert!(is_at_end(&copy));
     assert!((&copy).write(b"x").is_err());
+}
+
+#[test]
+fn a_half_closed_connection_is_in_its_state_at_once() {
+    let state = |socket: &TcpStream| TcpState::from_number(tcp_repair::info(socket.as_fd()).unwrap().state);
+    let (client, mut server) = pair("127.0.0.1:0");
+    client.shutdown(Shutdown::Write).unwrap();
+    server.write_all(b"answer").unwrap();
+    let until = Instant::now() + Duration::from_secs(10);
+    while state(&client) != Some(TcpState::FinWait2) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let ends = end_and_restore(vec![client.into(), server.into()], false);
+    let ends: Vec<TcpStream> = ends.into_iter().flatten().collect();
+    assert_eq!([state(&ends[0]), state(&ends[1])], [Some(TcpState::FinWait2), Some(TcpState::CloseWait)]);
+    assert_eq!(read(&ends[0], 6), b"answer");
 }
 
 #[test]
