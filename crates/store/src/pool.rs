@@ -170,7 +170,10 @@ impl Pool {
             state = match state.wait_max {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(limit) => match limit.checked_sub(state.waited + begun.elapsed()) {
-                    None => return Err(Error::Slow(limit)),
+                    None => {
+                        state.waited = limit;
+                        return Err(Error::Slow(limit));
+                    }
                     Some(left) => {
                         state.hurried += 1;
                         let waited = self.changed.wait_timeout(state, left);
@@ -213,12 +216,16 @@ impl Pool {
         if buffer.size() != self.size {
             return;
         }
-        let is_surplus = self.made.load(Ordering::Relaxed) > limit && state.hurried == 0;
-        if is_surplus {
-            drop(state);
-            self.give_up(buffer);
+        let mut surplus = None;
+        if self.made.load(Ordering::Relaxed) > limit && state.hurried == 0 {
+            self.made.fetch_sub(1, Ordering::Relaxed);
+            surplus = Some(buffer);
         } else if state.hurried > 0 || state.free.len() < limit {
             state.free.push(buffer);
+        }
+        drop(state);
+        if let Some(buffer) = surplus {
+            locked(&self.surplus).keep(buffer);
         }
         // Wakes all waiting threads, because a thread that waits for a reserve may need several buffers.
         self.changed.notify_all();

@@ -18,9 +18,12 @@ const COSTS_MIN: u32 = 2;
 /// If the usual cost permits it, an expensive checkpoint makes the interval at most so many times as long as requested.
 const CALM_ROUNDS: u32 = 18;
 /// Intervals are shortened by at most so many times the longest such interval, until later intervals have made up for it.
-const DEFERRED_MAX: u32 = 4;
+const DEFERRED_MAX: u32 = 2;
 /// The second checkpoint waits at most this many times as long as the first one has cost.
 const FIRST_RUNS: u32 = 3;
+/// The second checkpoint waits at most so many requested intervals, unless it waits for half of `FIRST_RUNS`. Its wait begins
+/// at the end of the first one, and both take longer than later ones.
+const FIRST_ROUNDS: u32 = 16;
 
 /// The limit of the costs of checkpoints.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -177,7 +180,8 @@ impl Ledger {
     /// Returns how long the second checkpoint waits for the cost of the first one. What it will cost is not known yet, but
     /// a part of the memory will be copied again.
     fn wait_for_second(&self, limit: CostLimit, cost: Duration, bounds: Bounds) -> Duration {
-        let wait = (FIRST_RUNS * cost).min(bounds.calm.max(FIRST_RUNS * cost / 2)).min(bounds.longest);
+        let calm = FIRST_ROUNDS * self.every;
+        let wait = (FIRST_RUNS * cost).min(calm.max(FIRST_RUNS * cost / 2)).min(bounds.longest);
         limit.run_for(cost, wait.max(2 * self.every))
     }
 
@@ -336,6 +340,7 @@ mod tests {
         let mut costs = vec![977, 194, 147, 130, 137, 131, 141, 122, 145, 122];
         let intervals = intervals(&costs);
         assert!(intervals.iter().all(|interval| *interval <= 1800), "{intervals:?}");
+        assert_eq!(intervals[0], 1600);
         // What is not paid at once is paid later, so the costs after the first are within the limit at last.
         costs.resize(200, 125);
         let all = self::intervals(&costs);
