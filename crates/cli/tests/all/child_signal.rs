@@ -48,7 +48,7 @@ fn await_living_child(guarded: &Guarded<'_>, child: Pid, incarnation: u64) {
             }
         }
     });
-    assert_eq!(children_of(&guarded.root()), [child]);
+    assert_eq!(children_of(&guarded.root()), [child], "{}", guarded.said());
 }
 
 #[test]
