@@ -22,6 +22,7 @@ use model::DescriptionId;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::Shutdown;
 use sys::clock::Stopwatch;
+use sys::packet_hold::SocketMark;
 use sys::socket::{self, Message};
 use sys::socket_option::{self, SocketOption};
 use sys::tcp_repair::{self, Repair, State as TcpState};
@@ -403,6 +404,7 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
     let outside = image.states.iter().map(|row| &row.1).filter(is_outside);
     let locked: Vec<_> = outside.filter_map(|state| ends(&state.local(), &state.peer())).collect();
     vacated::pass(&locked)?;
+    let unheld = unhold(ready.iter().filter(|row| row.3).map(|row| row.2))?;
     for (state, connection, socket, is_inside) in &ready {
         connection::start(*socket, state, connection, *is_inside)?;
     }
@@ -413,6 +415,9 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
         .iter()
         .filter(|(state, _, _, is_inside)| *is_inside && state.tcp_state() == Some(TcpState::FinWait2));
     await_acknowledged(half_closed.map(|(_, _, socket, _)| *socket))?;
+    for (socket, mark) in unheld {
+        mark.put_on(socket)?;
+    }
     for server in image.waiting.iter().filter_map(|id| image.state(*id)) {
         if image.client_of(server).is_none() {
             reset_client(server);
@@ -424,6 +429,20 @@ pub(super) fn start(records: &[FdRecord], created: &HashMap<DescriptionId, Owned
         }
     }
     Ok(())
+}
+
+/// Lets packets of these sockets pass that would be held, until the returned marks are put on again. What a restore sends
+/// inside the subject, the program has sent before the checkpoint.
+fn unhold<'a>(sockets: impl Iterator<Item = BorrowedFd<'a>>) -> Result<Vec<(BorrowedFd<'a>, SocketMark)>> {
+    let mut held = Vec::new();
+    for socket in sockets {
+        let mark = SocketMark::of(socket)?;
+        if mark.is_ours() {
+            SocketMark::NONE.put_on(socket)?;
+            held.push((socket, mark));
+        }
+    }
+    Ok(held)
 }
 
 /// Waits until the peers have acknowledged the FINs of these sockets, as at the checkpoint. The peers are restored, too,

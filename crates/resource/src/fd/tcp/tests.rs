@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use model::DescriptionId;
 use rustix::event::PollFlags;
+use sys::packet_hold::{PacketHold, SocketMark};
 
 use super::super::in_flight::discover;
 use super::super::socket_events::events;
@@ -260,20 +261,57 @@ fn unconnected_sockets_are_restored_in_their_state() {
     assert!((&copy).write(b"x").is_err());
 }
 
-#[test]
-fn a_half_closed_connection_is_in_its_state_at_once() {
-    let state = |socket: &TcpStream| TcpState::from_number(tcp_repair::info(socket.as_fd()).unwrap().state);
+/// Returns the ends of a connection that the first end has half closed.
+fn half_closed() -> (TcpStream, TcpStream) {
     let (client, mut server) = pair("127.0.0.1:0");
     client.shutdown(Shutdown::Write).unwrap();
     server.write_all(b"answer").unwrap();
     let until = Instant::now() + Duration::from_secs(10);
-    while state(&client) != Some(TcpState::FinWait2) && Instant::now() < until {
+    while tcp_state(&client) != Some(TcpState::FinWait2) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
+    (client, server)
+}
+
+fn tcp_state(socket: impl AsFd) -> Option<TcpState> {
+    TcpState::from_number(tcp_repair::info(socket.as_fd()).unwrap().state)
+}
+
+#[test]
+fn a_half_closed_connection_is_in_its_state_at_once() {
+    let (client, server) = half_closed();
     let ends = end_and_restore(vec![client.into(), server.into()], false);
     let ends: Vec<TcpStream> = ends.into_iter().flatten().collect();
-    assert_eq!([state(&ends[0]), state(&ends[1])], [Some(TcpState::FinWait2), Some(TcpState::CloseWait)]);
+    assert_eq!(
+        [0, 1].map(|end| tcp_state(&ends[end])),
+        [Some(TcpState::FinWait2), Some(TcpState::CloseWait)]
+    );
     assert_eq!(read(&ends[0], 6), b"answer");
+}
+
+/// The program has sent these packets before the checkpoint, so they do not wait for the next one.
+#[test]
+fn what_a_restore_sends_inside_is_not_held() {
+    let hold = match PacketHold::start() {
+        Ok(hold) => hold,
+        Err(error) => return println!("unsupported: packet-hold: {error}"),
+    };
+    let (client, server) = half_closed();
+    let sockets: [OwnedFd; 2] = [client.into(), server.into()];
+    let records = {
+        let mut descriptions = describe_all(&[sockets[0].as_fd(), sockets[1].as_fd()]);
+        discover(&mut descriptions, true).unwrap();
+        capture(&Tcp, &descriptions, true).unwrap()
+    };
+    drop(sockets);
+    let created = create(&Tcp, &records, HashMap::new(), false).unwrap();
+    for socket in created.values() {
+        assert!(hold.mark().claim(socket.as_fd()).unwrap());
+    }
+    Tcp.start(&records, &created).unwrap();
+    let ends = [0, 1].map(|id| &created[&DescriptionId(id)]);
+    assert_eq!(ends.map(tcp_state), [Some(TcpState::FinWait2), Some(TcpState::CloseWait)]);
+    assert!(ends.iter().all(|end| SocketMark::of(end.as_fd()).unwrap() == hold.mark()));
 }
 
 #[test]
