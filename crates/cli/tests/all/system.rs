@@ -460,17 +460,18 @@ fn a_group_learns_of_a_death_before_the_dead_member_runs_again() {
     }
     let system = System::up(
         "[component.a]\ncommand = [\"PROGRAM\", \"FOLDER/a\", \"count\"]\npolicy = \"checkpointed\"\nevery = \"50ms\"\n\
-         log = \"a.log\"\nrestart = { max = \"100/1m\", backoff = \"60s..60s\" }\n\
+         log = \"a.log\"\nrestart = { max = \"100/1m\", backoff = \"60s..60s\", healthy = \"10m\" }\n\
          [component.b]\ncommand = [\"PROGRAM\", \"FOLDER/b\"]\nrestart = { max = \"100/1m\", backoff = \"1ms..10ms\" }\n\
          [group.pair]\nmembers = [\"a\", \"b\"]\nstrategy = \"all\"\n",
     );
     system.await_state("b", "ready");
     until("a checkpoint", || (system.status("a")["checkpoints"].as_u64()? > 3).then_some(()));
-    // The first restart does not wait, and the second one does.
-    system.pid("a").signal(Signal::KILL).unwrap();
+    // The first restart does not wait, and the second one does. After SIGKILL, which comes from outside, none would wait if
+    // there is a checkpoint.
+    system.pid("a").signal(Signal::ABORT).unwrap();
     system.await_incarnation("a", 2);
     system.await_incarnation("b", 2);
-    system.pid("a").signal(Signal::KILL).unwrap();
+    system.pid("a").signal(Signal::ABORT).unwrap();
     system.await_incarnation("b", 3);
     // The states of all components are written a moment after they change.
     until("that a is down", || (system.state("a") != "ready").then_some(()));
