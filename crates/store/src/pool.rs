@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(pool.total(), PAGES.bytes());
     }
 
-    /// A smaller reserve leaves free buffers beyond the limits. No one returns them, so no one may wait for them.
+    /// A smaller reserve leaves free buffers beyond the limits. They are never returned, so a wait for them would not end.
     #[test]
     fn free_buffers_of_a_larger_reserve_are_not_waited_for() {
         let pool = Pool::new(1, PAGES);
@@ -386,7 +386,7 @@ mod tests {
             hurried.join().unwrap().unwrap();
         });
         lent.into_iter().for_each(|batch| pool.give_batch(batch));
-        assert_eq!(pool.total(), PAGES.bytes(), "nobody waits now, so spare buffers are surplus");
+        assert_eq!(pool.total(), PAGES.bytes(), "without a wait, spare buffers are surplus");
     }
 
     /// While a thread holds a reserve for a long time, the pool must still lend its own buffers. Returned buffers are

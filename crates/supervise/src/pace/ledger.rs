@@ -14,7 +14,7 @@ const COSTS_MAX: usize = 8;
 /// The program is stated to take at most this many times as long as without checkpoints.
 const COSTS_SHOWN_MAX: u32 = 100;
 /// The number of checkpoints from which a longer interval is stated. A single checkpoint can be expensive by chance.
-const COSTS_MIN: u32 = 2;
+const COSTS_MIN: usize = 2;
 /// If the usual cost permits it, an expensive checkpoint makes the interval at most so many times as long as requested.
 const CALM_ROUNDS: u32 = 18;
 /// Intervals are shortened by at most so many times the longest such interval, until later intervals have made up for it.
@@ -120,10 +120,10 @@ impl Ledger {
             push(&mut self.costs, (cost, now.saturating_duration_since(since)), COSTS_MAX);
             let Some((limit, bounds)) = bounds else { return now };
             self.debt = (self.debt + self.highest()).saturating_sub(before);
-            let interval = self.interval(limit, cost, bounds);
-            (self.debt, self.deferred) = (self.debt - self.repays(cost), interval.1);
+            let (interval, deferred) = self.interval(limit, cost, bounds);
+            (self.debt, self.deferred) = (self.debt - self.repays(cost), deferred);
             // Time before `since` counts for earlier checkpoints. A single expensive checkpoint must not defer many others.
-            self.paid_until = (self.paid_until.max(since) + interval.0).min(now + 2 * bounds.longest);
+            self.paid_until = (self.paid_until.max(since) + interval).min(now + 2 * bounds.longest);
             self.paid_until.min(now + bounds.longest)
         } else {
             let Some((limit, bounds)) = bounds else { return now };
@@ -137,7 +137,9 @@ impl Ledger {
     /// Returns the present interval, if the limit of the costs makes it longer than the requested interval.
     pub(super) fn longer_interval(&self, delay: Duration) -> Option<Duration> {
         let limit = self.limit?;
-        self.costs.len().checked_sub(COSTS_MIN as usize)?;
+        if self.costs.len() < COSTS_MIN {
+            return None;
+        }
         let needed = self.interval(limit, self.mean(), self.bounds(limit, delay)).0;
         (needed > self.every).then_some(needed)
     }
