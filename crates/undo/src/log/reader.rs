@@ -9,7 +9,8 @@
 //! Owns: the choice of the files that belong to the chain, and the detection of broken epochs.
 //! Invariants: a record is used only if its checksum is correct. A damaged epoch is broken, and [`ReadEpoch`] contains
 //! the reason. A torn record at the end of the newest epoch is ignored, because the method that wrote the record has
-//! not returned success.
+//! not returned success. A record is torn only if its lengths are those that were written: a damaged length would hide
+//! all records after it.
 //! Does not: change a file.
 
 use model::Sequence;
@@ -17,7 +18,7 @@ use model::Sequence;
 use sys::listener_holder;
 
 use super::files::{UNWATCHED, epoch_name, ordinals};
-use super::record::{self, AnyRecord, DATA_BYTES_MAX, HEAD_BYTES, Header, RECORD_BYTES_MAX};
+use super::record::{self, AnyRecord, HEAD_BYTES, Head, Header, NoHead};
 use super::storage::{LogFile, Storage};
 use crate::error::{Result, UndoError};
 use crate::key::Time;
@@ -341,34 +342,32 @@ impl<'a> Frames<'a> {
         if rest == 0 {
             return Ok(Frame::End);
         }
-        if rest < HEAD_BYTES as u64 {
-            return Ok(Frame::Torn);
-        }
-        let head = self.bytes(at, HEAD_BYTES)?.to_vec();
-        let Some((record, data)) = record::lengths(&head) else { return Ok(Frame::Torn) };
-        if record > RECORD_BYTES_MAX || data > DATA_BYTES_MAX {
-            return Ok(Frame::Bad("it holds a damaged record".to_owned()));
-        }
-        let data_offset = at + (HEAD_BYTES + record) as u64;
-        let end = data_offset + data as u64;
+        let damaged = || Frame::Bad("it holds a damaged record".to_owned());
+        let head = match Head::of(self.bytes(at, HEAD_BYTES.min(rest as usize))?) {
+            Ok(head) => head,
+            Err(NoHead::Torn) => return Ok(Frame::Torn),
+            Err(NoHead::Damaged) => return Ok(damaged()),
+        };
+        let data_offset = at + (head.bytes + head.record) as u64;
+        let end = at + head.frame_bytes() as u64;
         if end > self.length {
             return Ok(Frame::Torn);
         }
-        let bytes = self.bytes(at + HEAD_BYTES as u64, record)?.to_vec();
+        let bytes = self.bytes(at + head.bytes as u64, head.record)?.to_vec();
         if self.is_deep {
-            let mut sum = crc32c::crc32c_append(crc32c::crc32c(&head[..8]), &bytes);
+            let mut sum = head.sum(&bytes);
             let mut offset = data_offset;
             while offset < end {
                 let part = self.bytes(offset, WINDOW_BYTES.min((end - offset) as usize))?;
                 sum = crc32c::crc32c_append(sum, part);
                 offset += part.len() as u64;
             }
-            if head[8..] != sum.to_le_bytes() {
-                return Ok(Frame::Bad("it holds a damaged record".to_owned()));
+            if !head.is_sum(sum) {
+                return Ok(damaged());
             }
         }
         Ok(match record::decode(&bytes) {
-            Ok(record) => Frame::Whole(Entry { record, data_offset, data_length: data as u64 }, end),
+            Ok(record) => Frame::Whole(Entry { record, data_offset, data_length: head.data as u64 }, end),
             Err(why) => Frame::Bad(format!("it {why}")),
         })
     }

@@ -155,6 +155,74 @@ fn damage_and_unknown_records_break_an_epoch_by_name() {
     assert!(why.unwrap().contains("record colour (version 1)"));
 }
 
+/// A damaged length would otherwise look like a torn record, and hide the records after it.
+#[test]
+fn each_damaged_bit_of_the_newest_epoch_breaks_it() {
+    let (directory, mut log) = new(LARGE);
+    epoch(&mut log, 100, 1).unwrap();
+    let inode = log.inode(&key(1), &Attributes::default(), Path::new("/file"), Touch::ANY, None).unwrap();
+    log.range(inode, 0, &[1; 300]).unwrap();
+    log.range(inode, 300, &[2; 10]).unwrap();
+    drop(log);
+    let path = file_of(&directory, 2);
+    let whole = fs::read(&path).unwrap();
+    assert_eq!(reachable(&undo(&directory)).unwrap(), (sequences(&[0, 1]), None));
+    for bit in 0..8 * whole.len() {
+        let mut bytes = whole.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&path, &bytes).unwrap();
+        let (found, why) = reachable(&undo(&directory)).unwrap();
+        assert!(found.is_empty() && why.is_some(), "bit {bit} of {} bytes: {found:?}, {why:?}", whole.len());
+    }
+}
+
+/// A write that was interrupted leaves each length of the last record, and is no damage.
+#[test]
+fn each_shorter_newest_epoch_loses_only_its_last_records() {
+    let (directory, mut log) = new(LARGE);
+    epoch(&mut log, 100, 1).unwrap();
+    log.inode(&key(1), &Attributes::default(), Path::new("/file"), Touch::ANY, None).unwrap();
+    drop(log);
+    let path = file_of(&directory, 2);
+    let whole = fs::read(&path).unwrap();
+    let mut found = Vec::new();
+    for length in (0..whole.len()).rev() {
+        fs::write(&path, &whole[..length]).unwrap();
+        let (now, why) = reachable(&undo(&directory)).unwrap();
+        assert_eq!(why, None, "{length} of {} bytes", whole.len());
+        found.push(now);
+    }
+    found.dedup();
+    assert_eq!(found, [sequences(&[0, 1]), sequences(&[0])]);
+}
+
+/// Frames of version 0.2.0 have no checksum of their lengths.
+#[test]
+fn a_log_of_an_earlier_release_is_read() {
+    let (directory, mut log) = new(LARGE);
+    epoch(&mut log, 100, 1).unwrap();
+    epoch(&mut log, 100, 2).unwrap();
+    drop(log);
+    for ordinal in 1..=3 {
+        let path = file_of(&directory, ordinal);
+        let now = fs::read(&path).unwrap();
+        let (mut rest, mut old) = (&now[..], Vec::new());
+        while let Some((frame, behind)) = record::split(rest) {
+            let mut lengths: [u8; 8] = *frame.first_chunk().unwrap();
+            lengths[3] = 0;
+            let sum = crc32c::crc32c_append(crc32c::crc32c(&lengths), &frame[record::HEAD_BYTES..]);
+            old.extend([&lengths, &sum.to_le_bytes()[..], &frame[record::HEAD_BYTES..]].concat());
+            rest = behind;
+        }
+        assert!(rest.is_empty() && old.len() < now.len());
+        fs::write(&path, old).unwrap();
+    }
+    assert_eq!(reachable(&undo(&directory)).unwrap(), (sequences(&[0, 1, 2]), None));
+    let mut log = UndoLog::open(&undo(&directory), LARGE).unwrap();
+    epoch(&mut log, 100, 3).unwrap();
+    assert_eq!(reachable(&undo(&directory)).unwrap(), (sequences(&[0, 1, 2, 3]), None));
+}
+
 #[test]
 fn a_header_of_another_boot_breaks_an_epoch() {
     let (directory, mut log) = new(LARGE);
