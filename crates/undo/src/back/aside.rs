@@ -19,6 +19,7 @@ use sys::Error;
 
 use crate::error::Result;
 use crate::key::FileKey;
+use crate::log::frame;
 use crate::log::keep::{self, KeepPlace};
 use crate::log::record::{self, AnyRecord};
 
@@ -139,9 +140,9 @@ fn listed(place: &KeepPlace, number: u64) -> Result<Vec<Found>> {
         result => result?,
     };
     let (mut found, mut rest) = (Vec::new(), &bytes[..]);
-    while let Some((frame, behind)) = record::split(rest) {
+    while let Some((frame, behind)) = frame::split(rest) {
         rest = behind;
-        let Some(Ok(AnyRecord::Aside(aside))) = record::verified(frame).map(record::decode) else { continue };
+        let Some(Ok(AnyRecord::Aside(aside))) = frame::verified(frame).map(record::decode) else { continue };
         let name = aside.number.to_string();
         if rustix::fs::statat(&*directory, name.as_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
             let original = record::path_of(&aside.path).to_path_buf();

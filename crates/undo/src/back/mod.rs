@@ -49,6 +49,7 @@ use self::steps::{Attempt, Steps};
 use self::survey::Survey;
 use crate::error::{Result, UndoError};
 use crate::key::{FileKey, Time};
+use crate::log::frame;
 use crate::log::journal::{self, Begun, Journal};
 pub use crate::log::journal::{Conflicts, Durability};
 use crate::log::reader::{self, Depth, End, ReadEpoch, ReadLog};
@@ -195,7 +196,7 @@ pub fn give_up(directory: &Path, why: &str) -> Result<()> {
     let log = reader::read(&storage, Depth::Newest)?;
     let Some(newest) = log.epochs.last().filter(|newest| newest.broken.is_none()) else { return Ok(()) };
     let file = storage.open(&epoch_name(newest.ordinal))?;
-    let frame = record::frame(&Broken { why: why.to_owned() }, &[]);
+    let frame = frame::encode(&Broken { why: why.to_owned() }, &[]);
     file.write(newest.length, [&frame, &[]])
 }
 
@@ -429,14 +430,14 @@ impl Rollback {
         let sequences = epoch.sequences.iter().map(|sequence| sequence.get()).collect();
         let time = Some(storage.now().into());
         let header = Header { boot: self.boot.clone(), ordinal, after: epoch.after, sequences, time };
-        let mut bytes = record::frame(&header, &[]);
+        let mut bytes = frame::encode(&header, &[]);
         // Records of epochs before the checkpoint can name inodes that were removed and that this rollback, or an
         // earlier rollback, has created again.
         for (old, new) in aliases_of(&self.log.epochs[self.first..]).chain(journal.made.iter().cloned()) {
-            bytes.extend(record::frame(&Alias { old: (&old).into(), new: (&new).into() }, &[]));
+            bytes.extend(frame::encode(&Alias { old: (&old).into(), new: (&new).into() }, &[]));
         }
         // The rollback is made while no process of the subject runs.
-        bytes.extend(record::frame(&Idle {}, &[]));
+        bytes.extend(frame::encode(&Idle {}, &[]));
         storage.remove(NEXT_NAME)?;
         let file = storage.create(NEXT_NAME)?;
         file.write(0, [&bytes, &[]])?;

@@ -34,7 +34,7 @@ use crate::key::Time;
 use crate::log::journal::Journal;
 use crate::log::storage::{LogFile, Storage};
 use crate::log::target::{Index, Layer, Piece, Target};
-use crate::log::{epoch_name, record};
+use crate::log::{epoch_name, frame, record};
 
 /// The number of bytes that one read and one write copy.
 const BLOCK_BYTES: u64 = 1 << 20;
@@ -161,7 +161,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
         let time = self.attempt.time.into();
         let home = Some((&self.files.status(directory)?.key).into());
         let aside = record::Aside { number, path: record::bytes_of(path), bytes, time, directory: home };
-        let frame = record::frame(&aside, &[]);
+        let frame = frame::encode(&aside, &[]);
         // Describe the file before the move. If no move follows, the list of moved files ignores the description,
         // because the file does not exist.
         self.files.describe(work, &frame)?;

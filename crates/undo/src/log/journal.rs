@@ -14,8 +14,9 @@ use std::collections::{HashMap, HashSet};
 use model::Sequence;
 use rustix::fs::FileType;
 
+use super::frame;
 use super::reader::{self, ReadLog};
-use super::record::{self, Alias, AnyRecord, Attempt, KeyMessage, Kind, Left, Touching};
+use super::record::{Alias, AnyRecord, Attempt, KeyMessage, Kind, Left, Touching};
 use super::storage::{LogFile, Storage};
 use super::target::Aliases;
 use crate::error::Result;
@@ -195,7 +196,7 @@ impl Journal {
     }
 
     fn append<Body: Kind>(&mut self, body: &Body) -> Result<()> {
-        let frame = record::frame(body, &[]);
+        let frame = frame::encode(body, &[]);
         if let Err(error) = self.file.write(self.length, [&frame, &[]]) {
             let _ = self.file.truncate(self.length);
             return Err(error);

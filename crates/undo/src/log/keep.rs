@@ -27,6 +27,7 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use sys::{Error, file_handle};
 
+use super::frame;
 use super::record::{self, AnyRecord, Place};
 use crate::error::{Result, UndoError};
 
@@ -355,7 +356,7 @@ fn add_place(log: BorrowedFd<'_>, path: &Path, place: &Path) -> Result<()> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(log, PLACES_NAME, flags, Mode::from_raw_mode(0o600))
         .map_err(|errno| Error::path("open", &list, errno))?;
-    let frame = record::frame(&Place { path: record::bytes_of(place) }, &[]);
+    let frame = frame::encode(&Place { path: record::bytes_of(place) }, &[]);
     File::from(file).write_all(&frame).map_err(|error| Error::path("write", &list, error).into())
 }
 
@@ -366,9 +367,9 @@ fn listed_places(log: BorrowedFd<'_>, path: &Path) -> Result<Vec<PathBuf>> {
     };
     let mut places = Vec::new();
     let mut rest = &bytes[..];
-    while let Some((frame, behind)) = record::split(rest) {
+    while let Some((frame, behind)) = frame::split(rest) {
         // Ignore a truncated or damaged record. The lengths in the frame locate the next record.
-        if let Some(Ok(AnyRecord::Place(place))) = record::verified(frame).map(record::decode) {
+        if let Some(Ok(AnyRecord::Place(place))) = frame::verified(frame).map(record::decode) {
             places.push(record::path_of(&place.path).to_path_buf());
         }
         rest = behind;

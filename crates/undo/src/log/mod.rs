@@ -12,6 +12,7 @@
 
 mod end;
 mod files;
+pub(crate) mod frame;
 mod join;
 mod joint;
 pub(crate) mod journal;
@@ -344,7 +345,7 @@ impl UndoLog {
             sequences: vec![sequence.get()],
             time: Some(self.storage.now().into()),
         };
-        let frame = record::frame(&header, &[]);
+        let frame = frame::encode(&header, &[]);
         self.file.write(0, [&frame, &[]])?;
         let length = frame.len() as u64;
         let sequences = vec![sequence];
@@ -414,7 +415,7 @@ impl UndoLog {
         if self.is_torn {
             return Err(UndoError::Torn { directory: self.storage.path() });
         }
-        let frame = record::frame(body, data);
+        let frame = frame::encode(body, data);
         let at = self.present().length;
         if let Err(error) = self.file.write(at, [&frame, data]) {
             self.is_torn = self.file.truncate(at).is_err();
@@ -429,7 +430,7 @@ impl UndoLog {
 
     /// Breaks the present epoch without using disk space: overwrites the header, or removes all epoch files on failure.
     fn spoil(&mut self) -> Result<()> {
-        if self.file.write(0, [&[0xff; record::HEAD_BYTES], &[]]).is_ok() {
+        if self.file.write(0, [&[0xff; frame::HEAD_BYTES], &[]]).is_ok() {
             return Ok(());
         }
         while let Some(epoch) = self.epochs.iter().rev().find(|epoch| epoch.length > 0) {

@@ -18,7 +18,8 @@ use model::Sequence;
 use sys::listener_holder;
 
 use super::files::{UNWATCHED, epoch_name, ordinals};
-use super::record::{self, AnyRecord, HEAD_BYTES, Head, Header, NoHead};
+use super::frame::{HEAD_BYTES, Head, NoHead};
+use super::record::{self, AnyRecord, Header};
 use super::storage::{LogFile, Storage};
 use crate::error::{Result, UndoError};
 use crate::key::Time;

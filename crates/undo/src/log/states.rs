@@ -12,7 +12,8 @@ use std::path::Path;
 
 use model::ByteCount;
 
-use super::record::{self, DATA_BYTES_MAX};
+use super::frame::DATA_BYTES_MAX;
+use super::record;
 use super::{DirectoryId, InodeId, UndoLog};
 use crate::error::Result;
 use crate::key::{Attributes, FileKey, Time};

@@ -207,11 +207,11 @@ fn a_log_of_an_earlier_release_is_read() {
         let path = file_of(&directory, ordinal);
         let now = fs::read(&path).unwrap();
         let (mut rest, mut old) = (&now[..], Vec::new());
-        while let Some((frame, behind)) = record::split(rest) {
+        while let Some((frame, behind)) = frame::split(rest) {
             let mut lengths: [u8; 8] = *frame.first_chunk().unwrap();
             lengths[3] = 0;
-            let sum = crc32c::crc32c_append(crc32c::crc32c(&lengths), &frame[record::HEAD_BYTES..]);
-            old.extend([&lengths, &sum.to_le_bytes()[..], &frame[record::HEAD_BYTES..]].concat());
+            let sum = crc32c::crc32c_append(crc32c::crc32c(&lengths), &frame[frame::HEAD_BYTES..]);
+            old.extend([&lengths, &sum.to_le_bytes()[..], &frame[frame::HEAD_BYTES..]].concat());
             rest = behind;
         }
         assert!(rest.is_empty() && old.len() < now.len());

@@ -11,6 +11,7 @@ use model::{Address, AddressRange, RangeSet, Sequence};
 
 use crate::error::Result;
 use crate::key::FileKey;
+use crate::log::frame;
 use crate::log::reader::{Entry, ReadEpoch};
 use crate::log::record::{self, AnyRecord, Kind};
 use crate::log::storage::LogFile;
@@ -88,7 +89,7 @@ enum Kept {
 
 impl Kept {
     fn record<Body: Kind>(body: &Body) -> Self {
-        Self::Record(record::frame(body, &[]))
+        Self::Record(frame::encode(body, &[]))
     }
 
     fn record_if<Body: Kind>(is_kept: bool, body: impl FnOnce() -> Body) -> Self {
@@ -288,7 +289,7 @@ impl Writer {
     }
 
     pub(super) fn append<Body: Kind>(&mut self, body: &Body, data: &[u8]) -> Result<()> {
-        self.write(&record::frame(body, data), data)
+        self.write(&frame::encode(body, data), data)
     }
 
     fn write(&mut self, frame: &[u8], data: &[u8]) -> Result<()> {
