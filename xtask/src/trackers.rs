@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::vm::{self, Build, Line, at};
 
 /// The trackers, with the names that `--tracker` accepts.
-const TRACKERS: &[&str] = &["pagemap-scan", "soft-dirty", "write-protect", "full"];
+const TRACKERS: &[&str] = &["pagemap-scan", "soft-dirty", "full"];
 /// The value of `--on` for the kernel of this machine.
 const HERE: &str = "here";
 /// The prefix of a line that names the next command, in the output of the emulated machine.

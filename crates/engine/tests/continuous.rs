@@ -216,7 +216,7 @@ impl TrackerKind for Blind {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: false, reports_before_change: false, automatic: false }
+        Properties { rearms_running: false, automatic: false }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {
@@ -377,11 +377,6 @@ fn every_epoch_restores_with_the_best_tracker() {
 #[test]
 fn every_epoch_restores_with_full_copies() {
     epochs_restore_with("full");
-}
-
-#[test]
-fn every_epoch_restores_with_write_protection() {
-    epochs_restore_with("write-protect");
 }
 
 #[test]

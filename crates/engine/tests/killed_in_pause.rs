@@ -41,7 +41,7 @@ impl TrackerKind for Killer {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: true, reports_before_change: false, automatic: false }
+        Properties { rearms_running: true, automatic: false }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {

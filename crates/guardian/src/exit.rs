@@ -186,10 +186,9 @@ fn of_freeze(error: &FreezeError) -> ExitCode {
 fn of_track(error: &TrackError) -> ExitCode {
     match error {
         TrackError::UnknownName { .. } => ExitCode::Usage,
-        TrackError::Missing { .. }
-        | TrackError::ForcedOff { .. }
-        | TrackError::Unsound { .. }
-        | TrackError::Unprivileged { .. } => ExitCode::Missing,
+        TrackError::Missing { .. } | TrackError::ForcedOff { .. } | TrackError::Unsound { .. } => {
+            ExitCode::Missing
+        }
         TrackError::Kernel(error) => of_kernel(error),
         TrackError::Gone(_) | TrackError::Handler { .. } | TrackError::Remote(_) => ExitCode::Failure,
     }

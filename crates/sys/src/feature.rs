@@ -39,8 +39,6 @@ pub enum Feature {
     PagemapScan,
     /// Write protection of pages that the kernel itself lifts and records.
     UserfaultfdAsync,
-    /// Write protection of pages that a fault handler lifts.
-    UserfaultfdSync,
     /// Filling pages at their first use.
     UserfaultfdMissing,
     /// Bits in `/proc/PID/pagemap` that mark written pages.
@@ -85,7 +83,6 @@ impl Feature {
             Self::PtraceScope => "ptrace-scope",
             Self::PagemapScan => "pagemap-scan",
             Self::UserfaultfdAsync => "userfaultfd-async",
-            Self::UserfaultfdSync => "userfaultfd-sync",
             Self::UserfaultfdMissing => "userfaultfd-missing",
             Self::SoftDirty => "soft-dirty",
             Self::IoUring => "io-uring",

@@ -159,14 +159,6 @@ pub const REGISTRY: &[FeatureEntry] = &[
         probe: probes::userfaultfd_async,
     },
     FeatureEntry {
-        feature: Feature::UserfaultfdSync,
-        need: Need::Optional,
-        purpose: "copies pages before they change (tracker write-protect); nothing else needs it",
-        fix: "use Linux 6.7 or later, and run undying and the subject as root or with CAP_SYS_PTRACE, or set \
-              vm.unprivileged_userfaultfd to 1",
-        probe: probes::userfaultfd_sync,
-    },
-    FeatureEntry {
         feature: Feature::UserfaultfdMissing,
         need: Need::Optional,
         purpose: "lets a program run before its memory is there, and fills memory faster; without it `restore --lazy` is \

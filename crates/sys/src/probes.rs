@@ -28,7 +28,7 @@ use crate::scratch::Scratch;
 use crate::seccomp_listener::{self, Listener, Notification, Waited};
 use crate::send_observer::SendObserver;
 use crate::task_reader::{Field, TaskReader};
-use crate::userfaultfd::{self, Discards, Mode};
+use crate::userfaultfd::{self, Discards};
 
 const KILL: Signal = Signal(9);
 /// CAP_SYS_PTRACE as a bit of `CapEff`.
@@ -161,14 +161,8 @@ pub(crate) fn pagemap_scan(_: &Path) -> Result<String> {
 
 pub(crate) fn userfaultfd_async(_: &Path) -> Result<String> {
     let fd = userfaultfd::create(userfaultfd::USER_MODE_ONLY)?;
-    userfaultfd::begin(fd.as_fd(), Mode::Async, Discards::Announced)?;
+    userfaultfd::begin(fd.as_fd(), Discards::Announced)?;
     Ok("a userfaultfd agreed to asynchronous write protection".to_owned())
-}
-
-pub(crate) fn userfaultfd_sync(_: &Path) -> Result<String> {
-    let fd = userfaultfd::create(0)?;
-    userfaultfd::begin(fd.as_fd(), Mode::Sync, Discards::Announced)?;
-    Ok("a userfaultfd agreed to write protection of all memory".to_owned())
 }
 
 pub(crate) fn userfaultfd_missing(_: &Path) -> Result<String> {

@@ -10,8 +10,8 @@
 //! descriptor, and pidfd_getfd(2) duplicates the descriptor.
 //!
 //! Man page: userfaultfd(2), ioctl_userfaultfd(2)
-//! Since: Linux 6.7 (async mode), 6.4 (sync mode with missing pages), 6.1 (the device)
-//! Probe: `features::REGISTRY` entries "userfaultfd-async", "userfaultfd-sync" and "userfaultfd-missing"
+//! Since: Linux 6.7 (asynchronous write protection), 4.11 (missing pages with events)
+//! Probe: `features::REGISTRY` entries "userfaultfd-async" and "userfaultfd-missing"
 //! Fallback: other trackers find written pages; all missing pages are filled before the program runs
 
 use std::mem::{offset_of, size_of};
@@ -34,14 +34,10 @@ const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
-/// The request to the device that creates a descriptor for the calling process. The argument contains the flags.
-pub const CREATE_REQUEST: u64 = 0xaa00;
-const DEVICE: &str = "/dev/userfaultfd";
 /// The only version of the protocol.
 const API: u64 = 0xaa;
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WP: u64 = 1 << 1;
-const WRITEPROTECT_MODE_WP: u64 = 1;
 
 /// Epoll data of the members of an [`Inbox`]: `ENDING` marks the pipe that ends the waits, `MESSAGE` marks a
 /// userfaultfd.
@@ -56,20 +52,11 @@ const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
 const EVENT_UNMAP: u8 = 0x16;
 
-/// UFFD_USER_MODE_ONLY: the descriptor serves only faults in user mode. The flag needs no privilege. In async mode,
-/// the kernel resolves all faults itself, so the flag is sufficient.
+/// UFFD_USER_MODE_ONLY: the descriptor serves only faults in user mode. The flag needs no privilege. With asynchronous
+/// write protection, the kernel resolves all faults itself, so the flag is sufficient.
 pub const USER_MODE_ONLY: u64 = 1;
 /// Flags of every descriptor that is created here: close-on-exec and non-blocking.
 pub const CREATE_FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
-
-/// The effect of a write to a protected page.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mode {
-    /// The kernel lifts the protection by itself, and records the write.
-    Async,
-    /// The writing thread waits until a request lifts the protection.
-    Sync,
-}
 
 /// The effect of discarding watched pages (MADV_DONTNEED, MADV_REMOVE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,19 +144,8 @@ struct RawMessage {
 const _: () = assert!(size_of::<RawMessage>() == 32);
 const _: () = assert!(offset_of!(RawMessage, words) == 8);
 
-/// A message of the kernel about write-protected pages.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Message {
-    /// A thread waits to write to the protected page at this address.
-    Fault(Address),
-    /// Pages in this range are about to be discarded.
-    Remove(AddressRange),
-    /// A message of a kind that this program did not request.
-    Other,
-}
-
-/// An event of a process whose missing pages this program fills. Only a fault needs an answer. After any other
-/// event, the process continues once the event was read.
+/// An event of a process that a descriptor watches. Only a fault needs an answer. After any other event, the process
+/// continues once the event was read.
 #[derive(Debug)]
 pub enum Event {
     /// A thread waits for the missing page at this address.
@@ -207,28 +183,17 @@ pub fn create(flags: u64) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
 }
 
-/// Opens `/dev/userfaultfd` (since Linux 6.1). Requests on the device create descriptors that serve all faults,
-/// without a privilege. By default, only root may open the device.
-pub fn open_device() -> Result<OwnedFd> {
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE);
-    file.map(OwnedFd::from).map_err(|error| Error::path("open", DEVICE, error))
-}
-
-/// Sets the features of a new descriptor for write protection. Call one `begin` function once per descriptor.
-pub fn begin(fd: BorrowedFd<'_>, mode: Mode, discards: Discards) -> Result<()> {
+/// Sets the features of a new descriptor for write protection. At a write to a protected page, the kernel lifts the
+/// protection by itself, and records the write. Call one `begin` function once per descriptor.
+pub fn begin(fd: BorrowedFd<'_>, discards: Discards) -> Result<()> {
     const EVENT_REMOVE: u64 = 1 << 3;
-    const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
     const WP_UNPOPULATED: u64 = 1 << 13;
     const WP_ASYNC: u64 = 1 << 15;
-    let mode = match mode {
-        Mode::Async => WP_ASYNC,
-        Mode::Sync => WP_HUGETLBFS_SHMEM,
-    };
     let events = match discards {
         Discards::Silent => 0,
         Discards::Announced => EVENT_REMOVE,
     };
-    agree(fd, WP_UNPOPULATED | mode | events)
+    agree(fd, WP_UNPOPULATED | WP_ASYNC | events)
 }
 
 /// Sets the features of a new descriptor for missing pages. Besides faults, the descriptor reports forks, and
@@ -297,14 +262,12 @@ pub fn wake(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     outcome("wake the threads that wait for memory", result)
 }
 
-/// Protects every page of a watched range against writes.
-pub fn protect(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
-    change(fd, range, WRITEPROTECT_MODE_WP)
-}
-
 /// Lifts the protection of a range and wakes the waiting threads.
 pub fn lift(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
-    change(fd, range, 0)
+    let mut lift = WriteProtect { start: range.start.get(), length: range.len().get(), mode: 0 };
+    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut lift) };
+    outcome("lift the write protection", result)
 }
 
 /// Fills missing pages of a watched range with `bytes`, from the address `to` on. Wakes the threads that wait for
@@ -337,13 +300,6 @@ fn filled(result: libc::c_int, count: i64) -> (ByteCount, std::result::Result<()
     let errno = Errno::last();
     let done = ByteCount(u64::try_from(count).unwrap_or(0));
     (done, if result < 0 { Err(errno) } else { Ok(()) })
-}
-
-fn change(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()> {
-    let mut change = WriteProtect { start: range.start.get(), length: range.len().get(), mode };
-    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut change) };
-    outcome("change the write protection", result)
 }
 
 /// An epoll set, for waiting for messages of several descriptors. The set does not keep a descriptor open: closing
@@ -416,16 +372,7 @@ pub fn read(fd: BorrowedFd<'_>, messages: &mut Messages) -> Result<()> {
 }
 
 impl Messages {
-    /// Returns the messages of the last read.
-    pub fn iter(&self) -> impl Iterator<Item = Message> {
-        self.raw[..self.used].iter().map(|raw| match raw.event {
-            EVENT_PAGEFAULT => Message::Fault(Address(raw.words[1])),
-            EVENT_REMOVE => Message::Remove(AddressRange::new(Address(raw.words[0]), Address(raw.words[1]))),
-            _ => Message::Other,
-        })
-    }
-
-    /// Removes and returns the events of the last read from a descriptor for missing pages.
+    /// Removes and returns the events of the last read.
     pub fn take(&mut self) -> impl Iterator<Item = Event> {
         let used = std::mem::take(&mut self.used);
         self.raw[..used].iter().filter_map(|raw| {
@@ -449,7 +396,7 @@ impl Messages {
 
 impl std::fmt::Debug for Messages {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.iter()).finish()
+        f.debug_list().entries(self.raw[..self.used].iter().map(|raw| raw.event)).finish()
     }
 }
 
@@ -466,31 +413,6 @@ mod tests {
     use super::*;
     use crate::process_memory;
     use crate::scratch::Scratch;
-
-    #[test]
-    fn a_write_waits_until_the_protection_is_lifted() {
-        let Ok(fd) = create(0) else { return println!("unsupported: userfaultfd-sync") };
-        begin(fd.as_fd(), Mode::Sync, Discards::Silent).unwrap();
-        let mut scratch = Scratch::new(PageCount(4)).unwrap();
-        scratch.write(PageCount(2), 1);
-        let range = scratch.range();
-        register(fd.as_fd(), range).unwrap();
-        protect(fd.as_fd(), range).unwrap();
-        let writer = std::thread::spawn(move || {
-            scratch.write(PageCount(2), 2);
-            scratch.read(PageCount(2))
-        });
-        let mut messages = Messages::default();
-        while messages.iter().count() == 0 {
-            read(fd.as_fd(), &mut messages).unwrap();
-            std::thread::yield_now();
-        }
-        let Some(Message::Fault(address)) = messages.iter().next() else { panic!("{messages:?}") };
-        assert_eq!(address.page_floor(), Address(range.start.get() + 2 * 4096));
-        assert!(!writer.is_finished());
-        lift(fd.as_fd(), range).unwrap();
-        assert_eq!(writer.join().unwrap(), 2);
-    }
 
     /// Repeats `fill` while `fill` fails with EAGAIN, and returns the final result. The kernel returns EAGAIN if
     /// another test removes a page table of this process during the call.
@@ -547,7 +469,7 @@ mod tests {
         let (Ok(first), Ok(second)) = (create(USER_MODE_ONLY), create(USER_MODE_ONLY)) else {
             return println!("unsupported: userfaultfd-async");
         };
-        let begun = |fd: &OwnedFd| begin(fd.as_fd(), Mode::Async, Discards::Silent).is_ok();
+        let begun = |fd: &OwnedFd| begin(fd.as_fd(), Discards::Silent).is_ok();
         if !begun(&first) || !begun(&second) {
             return println!("unsupported: userfaultfd-async");
         }

@@ -13,10 +13,9 @@ use crate::full::Full;
 use crate::pagemap_scan::PagemapScan;
 use crate::soft_dirty::SoftDirty;
 use crate::tracker::TrackerKind;
-use crate::write_protect::WriteProtect;
 
 /// All trackers, in the order of preference.
-pub const REGISTRY: &[&dyn TrackerKind] = &[&PagemapScan, &SoftDirty, &WriteProtect, &Full];
+pub const REGISTRY: &[&dyn TrackerKind] = &[&PagemapScan, &SoftDirty, &Full];
 
 /// The name that selects the best usable tracker.
 pub const AUTO: &str = "auto";
@@ -90,10 +89,7 @@ mod tests {
         assert_eq!(choose("full").unwrap().kind.name(), "full");
         assert!(choose(AUTO).unwrap().kind.properties().automatic);
         let unknown = choose("guess").unwrap_err();
-        assert!(
-            unknown.to_string().contains("auto, pagemap-scan, soft-dirty, write-protect, full"),
-            "{unknown}"
-        );
+        assert!(unknown.to_string().contains("auto, pagemap-scan, soft-dirty, full"), "{unknown}");
     }
 
     #[test]

@@ -53,23 +53,11 @@ pub enum TrackError {
         /// The change that the kernel has not reported.
         change: &'static str,
     },
-    /// The process lacks the privilege to create a userfaultfd for all faults, and this program cannot open
-    /// `/dev/userfaultfd` for it.
-    /// Row: tracker-unprivileged
-    #[error(
-        "tracker write-protect cannot watch pid {pid}: it has no CAP_SYS_PTRACE, and {cause}\nhelp: run undying as root on Linux 6.1 or later, set vm.unprivileged_userfaultfd to 1, or use --tracker auto"
-    )]
-    Unprivileged {
-        /// The process.
-        pid: Pid,
-        /// The error of opening `/dev/userfaultfd`.
-        cause: Error,
-    },
     /// The address space no longer exists: the process has ended or called execve(2).
     #[error("the memory of pid {0} is gone, and its tracker with it")]
     Gone(Pid),
-    /// The handler of userfaultfd messages has failed.
-    #[error("the fault handler for pid {pid} failed: {cause}")]
+    /// The thread that reads the messages about discarded pages has failed.
+    #[error("the messages about discarded pages of pid {pid} cannot be read: {cause}")]
     Handler {
         /// The process.
         pid: Pid,

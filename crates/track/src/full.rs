@@ -55,7 +55,7 @@ impl TrackerKind for Full {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: false, reports_before_change: false, automatic: true }
+        Properties { rearms_running: false, automatic: true }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {

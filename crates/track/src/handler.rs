@@ -1,17 +1,14 @@
-//! Answers the userfaultfd messages of a watched process, in the *handler thread*.
+//! Reads the userfaultfd messages of a watched process, in the *handler thread*.
 //!
-//! A process is *watched* while its memory is registered with a userfaultfd. In synchronous mode, a thread of
-//! the process that writes to a protected page waits, and the kernel sends a message. The handler thread
-//! lifts the protection, and the waiting thread continues. The kernel also sends a message before the process
-//! discards pages of some mappings.
+//! A process is *watched* while its memory is registered with a userfaultfd. The kernel sends a message before the
+//! process discards pages of some mappings. The discarding thread waits until the message was read.
 //!
 //! Owns: the two userfaultfd descriptors of a process, the handler thread, and the list of discarded ranges.
-//! Invariants: the handler thread answers every message. If the handler thread fails to answer a message, the
-//! process continues, and the next scan reports the failure. If this program dies, the kernel closes the
-//! descriptors and resumes the waiting threads. The handler thread owns the descriptors only while it
+//! Invariants: the handler thread reads every message. If a message cannot be read, the next scan reports the
+//! failure. If this program dies, the kernel closes the descriptors and resumes the waiting threads. The handler thread owns the descriptors only while it
 //! processes messages. While it waits for messages, [`Handler::close`] can close the descriptors and end the
 //! watch.
-//! Does not: delay a writing thread longer than the handler needs to lift the protection of one page.
+//! Does not: delay a thread that writes. The kernel lifts the protection itself.
 
 use std::io::PipeWriter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,8 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
-use sys::userfaultfd::{self, Discards, Inbox, Message, Messages, Mode};
+use model::Pid;
+use sys::userfaultfd::{self, Discards, Event, Inbox, Messages};
 use sys::{Errno, Error};
 use tracee::RemoteSession;
 
@@ -83,7 +80,6 @@ struct Shared {
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pid: Pid,
-    mode: Mode,
     shared: Arc<Shared>,
     end_pipe: PipeWriter,
     hand_over: Sender<Weak<Descriptors>>,
@@ -92,7 +88,7 @@ pub(crate) struct Waiting {
 
 impl Waiting {
     /// Starts the handler thread. The thread waits until [`Self::attach`] passes the descriptors to it.
-    pub(crate) fn begin(pid: Pid, mode: Mode) -> Result<Self, TrackError> {
+    pub(crate) fn begin(pid: Pid) -> Result<Self, TrackError> {
         let failed = |error: std::io::Error| Error::process("start a fault handler", pid, error);
         let (end_pipe_reader, end_pipe) = std::io::pipe().map_err(failed)?;
         let inbox = Inbox::new(end_pipe_reader.as_fd())?;
@@ -109,14 +105,14 @@ impl Waiting {
         };
         let thread = std::thread::Builder::new().name("undying-faults".to_owned());
         let thread = thread.spawn(listen).map_err(failed)?;
-        Ok(Self { pid, mode, shared, end_pipe, hand_over, thread })
+        Ok(Self { pid, shared, end_pipe, hand_over, thread })
     }
 
     /// Creates the descriptors in the process of a stopped thread, and passes them to the handler thread.
     pub(crate) fn attach(self, session: &mut RemoteSession<'_>) -> Result<Handler, TrackError> {
-        let Self { pid, mode, shared, end_pipe, hand_over, thread } = self;
+        let Self { pid, shared, end_pipe, hand_over, thread } = self;
         let [silent, announcing] =
-            attach::userfaultfds(pid, session, mode, [Discards::Silent, Discards::Announced])?;
+            attach::userfaultfds(pid, session, [Discards::Silent, Discards::Announced])?;
         shared.inbox.add(silent.as_fd())?;
         shared.inbox.add(announcing.as_fd())?;
         let descriptors = Arc::new(Descriptors { silent, announcing });
@@ -199,44 +195,22 @@ impl Shared {
         }
     }
 
-    /// Waits for messages and answers them. Returns false if the handler thread must end.
+    /// Waits for messages and reads them. Returns false if the handler thread must end.
     fn serve(&self, descriptors: &Weak<Descriptors>, messages: &mut Messages) -> Result<bool, Error> {
         if !self.inbox.wait()? {
             return Ok(false);
         }
         let Some(descriptors) = descriptors.upgrade() else { return Ok(false) };
-        let fds = [descriptors.silent.as_fd(), descriptors.announcing.as_fd()];
-        let mut outcome = Ok(true);
-        for fd in fds {
-            {
-                // `read` resumes the thread that waits to discard pages. The list is locked before `read`,
-                // and unlocked when it contains the range. Therefore a scan after the discard finds the range
-                // in the list.
-                let mut removals = locked(&self.removals);
-                userfaultfd::read(fd, messages)?;
-                for message in messages.iter() {
-                    if let Message::Remove(range) = message {
-                        removals.note(range);
-                    }
+        for fd in [descriptors.silent.as_fd(), descriptors.announcing.as_fd()] {
+            // `read` resumes the thread that waits to discard pages. The list is locked before `read`, and unlocked
+            // when it contains the range. Therefore a scan after the discard finds the range in the list.
+            let mut removals = locked(&self.removals);
+            userfaultfd::read(fd, messages)?;
+            for event in messages.take() {
+                if let Event::Remove(range) = event {
+                    removals.note(range);
                 }
             }
-            for message in messages.iter() {
-                if let Message::Fault(address) = message {
-                    outcome = outcome.and(self.resume_writer(fd, address.page_floor()));
-                }
-            }
-        }
-        outcome
-    }
-
-    /// Resumes the threads that wait to write to a page, also if the protection cannot be lifted.
-    fn resume_writer(&self, fd: BorrowedFd<'_>, page: Address) -> Result<bool, Error> {
-        let range = AddressRange::new(page, page + ByteCount(PAGE_BYTES));
-        if userfaultfd::lift(fd, range).is_err() {
-            // The request fails while the process changes its mappings, or if the page is no longer mapped. A
-            // woken thread writes again, and waits again if the page is still protected. If the wake fails
-            // too, the watch of this page ends, which also resumes the thread.
-            userfaultfd::wake(fd, range).or_else(|_| userfaultfd::unregister(fd, range))?;
         }
         Ok(true)
     }

@@ -29,7 +29,6 @@ mod spans;
 mod survey;
 mod tracker;
 mod watch;
-mod write_protect;
 
 pub use ahead::AHEAD_MIN;
 pub use attach::ATTACH_CAPACITY;

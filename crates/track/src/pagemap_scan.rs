@@ -4,11 +4,10 @@
 //! Owns: the kind.
 //! Invariants: no writing thread waits for this program. Only a thread that discards pages of file mappings
 //! or shared memory waits.
-//! Does not: report a page before it changes.
+//! Does not: scan; `watch` does.
 
 use model::Pid;
 use sys::features::Feature;
-use sys::userfaultfd::Mode;
 use tracee::procfs::Mapping;
 
 use crate::error::TrackError;
@@ -34,7 +33,7 @@ impl TrackerKind for PagemapScan {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: true, reports_before_change: false, automatic: true }
+        Properties { rearms_running: true, automatic: true }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {
@@ -42,6 +41,6 @@ impl TrackerKind for PagemapScan {
     }
 
     fn prepare(&self, pid: Pid, mappings: &[Mapping]) -> Result<Attach, TrackError> {
-        Watch::prepare(&PagemapScan, pid, Mode::Async, mappings)
+        Watch::prepare(&PagemapScan, pid, mappings)
     }
 }

@@ -31,11 +31,6 @@ pub(crate) fn rearm_with_content() -> PageQuery {
     PageQuery { reported: content_categories(), ..REARM }
 }
 
-/// Returns the query that selects written pages and reports their content, without protecting them.
-pub(crate) fn written() -> PageQuery {
-    PageQuery { rearm: false, ..rearm_with_content() }
-}
-
 /// Selects present pages that are written, without protecting them.
 pub(crate) const CHANGED: PageQuery = PageQuery {
     all_of: Categories::WRITTEN.and(Categories::PRESENT),

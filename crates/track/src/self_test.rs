@@ -11,7 +11,7 @@ use model::{PageCount, Pid};
 use sys::clear_refs::ClearRefs;
 use sys::pagemap::{PageEntry, PageQuery, PageRegions, Pagemap};
 use sys::scratch::{HUGE_PAGE_BYTES, Scratch};
-use sys::userfaultfd::{self, Discards, Mode};
+use sys::userfaultfd::{self, Discards};
 
 use crate::error::TrackError;
 use crate::query;
@@ -89,8 +89,7 @@ pub(crate) fn watching(tracker: &'static str) -> Result<(), TrackError> {
 fn watching_with(tracker: &'static str, huge: bool, rearm: PageQuery) -> Result<(), TrackError> {
     let mut scratch = populated(huge)?;
     let fd = userfaultfd::create(userfaultfd::USER_MODE_ONLY)?;
-    // Both modes report the same pages, so a test in one mode is enough.
-    userfaultfd::begin(fd.as_fd(), Mode::Async, Discards::Silent)?;
+    userfaultfd::begin(fd.as_fd(), Discards::Silent)?;
     userfaultfd::register(fd.as_fd(), scratch.range())?;
     let map = own_map()?;
     let mut regions = PageRegions::new();

@@ -53,7 +53,7 @@ impl TrackerKind for SoftDirty {
     }
 
     fn properties(&self) -> Properties {
-        Properties { rearms_running: false, reports_before_change: false, automatic: true }
+        Properties { rearms_running: false, automatic: true }
     }
 
     fn self_test(&self) -> Result<(), TrackError> {

@@ -36,8 +36,6 @@ pub struct Properties {
     /// A scan of a running process begins a new round. If false, only a scan of the stopped process begins a
     /// new round, and scans of the running process find the same pages repeatedly.
     pub rearms_running: bool,
-    /// A page can be read before it changes: the writing thread waits until the protection is lifted.
-    pub reports_before_change: bool,
     /// `auto` can select this tracker.
     pub automatic: bool,
 }

@@ -1,5 +1,4 @@
-//! Finds written pages through userfaultfd(2). The asynchronous and the synchronous tracker share this
-//! module.
+//! Finds written pages through the asynchronous write protection of userfaultfd(2).
 //!
 //! A mapping is *watched* while it is registered with a userfaultfd. A scan finds the pages that are not
 //! protected, reports them as written, and protects them again. A write to a protected page removes the
@@ -11,14 +10,14 @@
 //! during the copy, the next scan reports the page again. A page that was never protected counts as written,
 //! so that all pages of new mappings are reported. When a mapping is registered again, all protection from
 //! the previous registration is removed.
-//! Does not: handle page faults; `handler` does.
+//! Does not: handle page faults; the kernel lifts the protection itself.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use model::{Address, AddressRange, ByteCount, Pid};
 use sys::pagemap::{PageRegions, Pagemap};
-use sys::userfaultfd::{self, Mode};
+use sys::userfaultfd;
 use sys::{Errno, Error};
 use tracee::WorkerPool;
 use tracee::procfs::Mapping;
@@ -43,23 +42,17 @@ const SHARED_MAX: ByteCount = ByteCount(16 << 30);
 /// an unwatched mapping in the run. After the last attempt, all pages of the run are reported.
 const SCAN_ATTEMPTS_MAX: usize = 3;
 
-/// Maximum number of attempts to protect a range while the process changes its mappings. During each attempt,
-/// the handler thread has some microseconds to read messages.
-const PROTECT_TRIES_MAX: usize = 100_000;
-
 /// An address above all mappings of a process.
 const EVERYTHING_END: Address = Address(u64::MAX);
 
-const EAGAIN: Errno = Errno(11);
 const EBUSY: Errno = Errno(16);
 
-/// The tracker of one address space, in asynchronous or synchronous mode.
+/// The tracker of one address space.
 #[derive(Debug)]
 pub(crate) struct Watch {
     kind: &'static dyn TrackerKind,
     pid: Pid,
     handler: Handler,
-    mode: Mode,
     runs: Runs,
     content_scan: ContentScan,
     inspector: Inspector,
@@ -78,28 +71,24 @@ impl Tracker for Watch {
     }
 
     fn cover(&mut self, mappings: &[Mapping]) -> Result<&Coverage, TrackError> {
-        let (handler, map, mode) = (&self.handler, &self.content_scan.map, self.mode);
+        let (handler, map) = (&self.handler, &self.content_scan.map);
         let survey = std::mem::take(&mut self.survey);
         self.runs.renew(mappings, |range, class| {
             let fd = handler.fd_for(class);
             if survey.is_unprotected(range) {
                 return judge(range, class, || userfaultfd::register(fd, range));
             }
-            judge(range, class, || watch(fd, map, mode, range))
+            judge(range, class, || watch(fd, map, range))
         });
         Ok(&self.runs.coverage)
     }
 
     fn prepare_scan(&mut self, min_bytes: ByteCount) {
-        if self.mode == Mode::Async {
-            self.ahead.prepare(&self.runs.list, min_bytes);
-        }
+        self.ahead.prepare(&self.runs.list, min_bytes);
     }
 
     fn post_scan(&mut self, worker_pool: &Arc<WorkerPool>, min_bytes: ByteCount) {
-        if self.mode == Mode::Async {
-            self.ahead.begin(&self.runs.list, worker_pool, min_bytes);
-        }
+        self.ahead.begin(&self.runs.list, worker_pool, min_bytes);
     }
 
     fn scan(&mut self, moment: Moment, into: &mut DirtyPages) -> Result<(), TrackError> {
@@ -124,7 +113,7 @@ impl Tracker for Watch {
     }
 
     fn loosener(&self) -> Option<Loosener> {
-        (self.mode == Mode::Async).then(|| Loosener::new(&self.content_scan.map, self.handler.descriptors()))
+        Some(Loosener::new(&self.content_scan.map, self.handler.descriptors()))
     }
 
     /// Lifts the protection of all watched memory in small requests. A request holds the mmap lock as a
@@ -170,20 +159,18 @@ impl Watch {
     pub(crate) fn prepare(
         kind: &'static dyn TrackerKind,
         pid: Pid,
-        mode: Mode,
         mappings: &[Mapping],
     ) -> Result<Attach, TrackError> {
         let content_scan = ContentScan::open(pid)?;
         let (ahead, inspector) = (Ahead::new(&content_scan.map), Inspector::new(pid, &content_scan.map));
         let regions = PageRegions::new();
         let survey = Survey::of(pid, mappings);
-        let waiting = Waiting::begin(pid, mode)?;
+        let waiting = Waiting::begin(pid)?;
         Ok(Box::new(move |session| {
             Ok(Box::new(Self {
                 kind,
                 pid,
                 handler: waiting.attach(session)?,
-                mode,
                 runs: Runs::default(),
                 content_scan,
                 inspector,
@@ -233,7 +220,7 @@ impl Watch {
                 start: mapping.range.start.max(run.range.start),
                 end: mapping.range.end.min(run.range.end),
             };
-            if part.start < part.end && watch(fd, &self.content_scan.map, self.mode, part).is_err() {
+            if part.start < part.end && watch(fd, &self.content_scan.map, part).is_err() {
                 run.new |= std::mem::take(&mut run.watched);
             }
         }
@@ -242,8 +229,7 @@ impl Watch {
 
     fn scan_watched(&mut self, run: &mut Run, moment: Moment, into: &mut DirtyPages) -> Result<(), Error> {
         let is_running = moment == Moment::Running;
-        let with_content =
-            is_running || run.new || run.class == Class::PrivateFile || self.mode == Mode::Sync;
+        let with_content = is_running || run.new || run.class == Class::PrivateFile;
         let scan_mode = ScanMode { with_content, is_running };
         for index in 0..run.spans.parts().len() {
             let part = run.spans.parts()[index];
@@ -320,8 +306,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Reports the written pages of a part of a run, and protects them again. In asynchronous mode, one
-    /// request does both. In synchronous mode, the protection is a second request.
+    /// Reports the written pages of a part of a run, and protects them again, in one request.
     fn rearm(
         &mut self,
         part: AddressRange,
@@ -329,11 +314,7 @@ impl Watch {
         scan_mode: ScanMode,
         into: &mut DirtyPages,
     ) -> Result<(), Error> {
-        let question = match (self.mode, scan_mode.with_content) {
-            (Mode::Sync, _) => query::written(),
-            (Mode::Async, true) => query::rearm_with_content(),
-            (Mode::Async, false) => query::REARM,
-        };
+        let question = if scan_mode.with_content { query::rearm_with_content() } else { query::REARM };
         let mut finder = self.inspector.finder(run.class, &mut run.uncertain, into);
         if !scan_mode.is_running {
             finder.settle_rechecks()?;
@@ -356,9 +337,6 @@ impl Watch {
                     finder.take_with_content(range, query::meaning(categories))?;
                 } else {
                     finder.take(range)?;
-                }
-                if self.mode == Mode::Sync {
-                    protect(self.handler.fd_for(run.class), range)?;
                 }
                 if scan_mode.is_running && !query::meaning(categories).must_read() {
                     finder.recheck_pages(range)?;
@@ -394,18 +372,15 @@ fn judge(range: AddressRange, class: Class, watch: impl FnOnce() -> Result<(), E
 }
 
 /// Begins to watch the writes to a mapping, or to a part of a mapping. Removes the protection that the pages
-/// still have, unless asynchronous mode already watches the mapping.
+/// still have, unless this tracker already watches the mapping.
 ///
 /// Unwatched memory can contain protected pages, and writes to these pages are not reported. For example,
 /// mremap(2) moves memory next to a watched mapping, and the kernel merges the two mappings. The kernel ends
 /// the watch of the merged mapping, but lifts the protection only in the moved part (mm/mremap.c and
 /// mremap_userfaultfd_prep, Linux 6.18).
-fn watch(fd: BorrowedFd<'_>, map: &Pagemap, mode: Mode, range: AddressRange) -> Result<(), Error> {
-    // If the program watches this memory itself, `register` fails with EBUSY and changes nothing. In
-    // asynchronous mode, a query shows whether this tracker already watches the mapping. In synchronous mode,
-    // no such query exists. The protection is lifted even in a watched mapping, so that the whole mapping
-    // counts as written.
-    let is_watched = mode == Mode::Async && map.is_watched(range.start);
+fn watch(fd: BorrowedFd<'_>, map: &Pagemap, range: AddressRange) -> Result<(), Error> {
+    // If the program watches this memory itself, `register` fails with EBUSY and changes nothing.
+    let is_watched = map.is_watched(range.start);
     // Lifting takes 25 to 50 ms per GiB inside the pause, even if no page is protected. The query for
     // protected pages takes 0.6 ms per GiB. If the query fails, the protection is lifted.
     let needs_no_lift = is_watched || map.has_protected(range).is_ok_and(|has_some| !has_some);
@@ -417,18 +392,6 @@ fn watch(fd: BorrowedFd<'_>, map: &Pagemap, mode: Mode, range: AddressRange) -> 
 /// cannot be registered for missing pages.
 fn end(fd: BorrowedFd<'_>, range: AddressRange) -> bool {
     userfaultfd::register_for_missing(fd, range).is_ok() && userfaultfd::unregister(fd, range).is_ok()
-}
-
-/// Protects a range. The kernel refuses with EAGAIN while the mappings change, for example while a thread of
-/// the process waits to discard pages. The function retries until the handler has resumed the waiting thread.
-fn protect(fd: BorrowedFd<'_>, range: AddressRange) -> Result<(), Error> {
-    for _ in 0..PROTECT_TRIES_MAX {
-        match userfaultfd::protect(fd, range) {
-            Err(error) if error.errno == EAGAIN => std::thread::yield_now(),
-            outcome => return outcome,
-        }
-    }
-    userfaultfd::protect(fd, range)
 }
 
 /// Reports whether a request failed because the range contains memory that is not watched.

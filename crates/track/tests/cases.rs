@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::case::{Case, DONTNEED, NONE, WATCHING, pages, split};
+use common::case::{Case, DONTNEED, NONE, PAGEMAP_SCAN, pages, split};
 use common::{Subject, attach, is_watched, part, scan_mapping, userfaultfds};
 use model::{Address, AddressRange, PAGE_BYTES, Pid};
 use sys::pagemap::{PageRegions, Pagemap};
@@ -18,43 +18,39 @@ const GUARD_REMOVE: u64 = 103;
 
 #[test]
 fn anonymous_memory_reports_writes_and_what_was_given_back() {
-    for name in WATCHING {
-        let Some(mut case) = Case::new(name, &[("anon", 1024)]) else { continue };
-        let area = case.areas[0];
-        assert_eq!(case.after("read", 0, 1, 0), NONE, "{name}");
-        assert_eq!(case.after("write", 3, 5, 7), (pages(3, 5), vec![]), "{name}");
-        assert_eq!(case.after("read", 3, 4, 0), NONE, "{name}");
-        // Many discarded pages are reported as absent. A few discarded pages may be reported as to be read,
-        // and read as zero.
-        assert_eq!(case.after("advise", 100, 300, DONTNEED), (vec![], pages(100, 300)), "{name}");
-        let (read, nothing) = case.after("advise", 8, 10, DONTNEED);
-        assert_eq!([read, nothing].concat(), pages(8, 10), "{name}");
-        assert_eq!(case.after("write", 8, 9, 1), (pages(8, 9), vec![]), "{name}");
-        // The read maps the zero page. An earlier scan has already reported that the page lost its content.
-        assert_eq!(case.after("read", 120, 121, 0), NONE, "{name}");
-        assert_eq!(case.subject.act("read", part(area, 120, 121), 0), 0);
-        // The protection is changed and restored.
-        case.subject.act("protect", part(area, 20, 40), 1);
-        case.subject.act("protect", part(area, 20, 40), 3);
-        case.cover();
-        assert_eq!(split(&case.scan(area)), NONE, "{name}");
-        assert_eq!(case.after("write", 30, 31, 1), (pages(30, 31), vec![]), "{name}");
-    }
+    let Some(mut case) = Case::new(PAGEMAP_SCAN, &[("anon", 1024)]) else { return };
+    let area = case.areas[0];
+    assert_eq!(case.after("read", 0, 1, 0), NONE);
+    assert_eq!(case.after("write", 3, 5, 7), (pages(3, 5), vec![]));
+    assert_eq!(case.after("read", 3, 4, 0), NONE);
+    // Many discarded pages are reported as absent. A few discarded pages may be reported as to be read,
+    // and read as zero.
+    assert_eq!(case.after("advise", 100, 300, DONTNEED), (vec![], pages(100, 300)));
+    let (read, nothing) = case.after("advise", 8, 10, DONTNEED);
+    assert_eq!([read, nothing].concat(), pages(8, 10));
+    assert_eq!(case.after("write", 8, 9, 1), (pages(8, 9), vec![]));
+    // The read maps the zero page. An earlier scan has already reported that the page lost its content.
+    assert_eq!(case.after("read", 120, 121, 0), NONE);
+    assert_eq!(case.subject.act("read", part(area, 120, 121), 0), 0);
+    // The protection is changed and restored.
+    case.subject.act("protect", part(area, 20, 40), 1);
+    case.subject.act("protect", part(area, 20, 40), 3);
+    case.cover();
+    assert_eq!(split(&case.scan(area)), NONE);
+    assert_eq!(case.after("write", 30, 31, 1), (pages(30, 31), vec![]));
 }
 
 #[test]
 fn huge_pages_report_writes_and_what_was_given_back() {
     const HUGE: u64 = 512;
-    for name in WATCHING {
-        let Some(mut case) = Case::new(name, &[("huge", 4 * HUGE)]) else { continue };
-        let (read, nothing) = case.after("write", 5, 6, 1);
-        assert!(read.contains(&5) && read.len() as u64 <= HUGE && nothing.is_empty(), "{name}: {read:?}");
-        assert_eq!(case.after("advise", HUGE, 2 * HUGE, DONTNEED), (vec![], pages(HUGE, 2 * HUGE)), "{name}");
-        let (read, _) = case.after("write", HUGE + 7, HUGE + 8, 1);
-        assert!(read.contains(&(HUGE + 7)), "{name}: {read:?}");
-        let (read, nothing) = case.after("advise", 2 * HUGE + 4, 2 * HUGE + 8, DONTNEED);
-        assert_eq!([read, nothing].concat(), pages(2 * HUGE + 4, 2 * HUGE + 8), "{name}");
-    }
+    let Some(mut case) = Case::new(PAGEMAP_SCAN, &[("huge", 4 * HUGE)]) else { return };
+    let (read, nothing) = case.after("write", 5, 6, 1);
+    assert!(read.contains(&5) && read.len() as u64 <= HUGE && nothing.is_empty(), "{read:?}");
+    assert_eq!(case.after("advise", HUGE, 2 * HUGE, DONTNEED), (vec![], pages(HUGE, 2 * HUGE)));
+    let (read, _) = case.after("write", HUGE + 7, HUGE + 8, 1);
+    assert!(read.contains(&(HUGE + 7)), "{read:?}");
+    let (read, nothing) = case.after("advise", 2 * HUGE + 4, 2 * HUGE + 8, DONTNEED);
+    assert_eq!([read, nothing].concat(), pages(2 * HUGE + 4, 2 * HUGE + 8));
 }
 
 #[test]
@@ -91,43 +87,35 @@ fn loose_pages_are_reported_and_looking_begins_no_round() {
 }
 
 #[test]
-fn only_the_tracker_that_needs_no_answers_can_loosen() {
-    for name in ["write-protect", "soft-dirty"] {
-        if let Some(case) = Case::new(name, &[("anon", 4)]) {
-            assert!(case.tracker.loosener().is_none(), "{name}");
-        }
+fn soft_dirty_bits_have_no_protection_to_loosen() {
+    if let Some(case) = Case::new("soft-dirty", &[("anon", 4)]) {
+        assert!(case.tracker.loosener().is_none());
     }
 }
 
 #[test]
 fn a_reservation_costs_no_page_tables_until_it_is_used() {
     const PAGES: u64 = 16 << 18;
-    for name in WATCHING {
-        let Some(mut subject) = Subject::start("obedient", &[]) else { return };
-        let area = subject.map("reserve", PAGES);
-        subject.act("write", part(area, 1_000_000, 1_000_002), 1);
-        let Some(tracker) = attach(name, subject.pid()) else { continue };
-        let mut case = Case { subject, tracker, areas: vec![area] };
-        let (read, _) = split(&case.scan(area));
-        assert_eq!(read, pages(1_000_000, 1_000_002), "{name}");
-        assert_eq!(case.after("write", 3_000_000, 3_000_001, 2).0, pages(3_000_000, 3_000_001), "{name}");
-        assert_eq!(case.after("read", 3_000_000, 3_000_001, 2), NONE, "{name}");
-        assert_eq!(
-            case.after("write", 1_000_000, 1_000_001, 2),
-            (pages(1_000_000, 1_000_001), vec![]),
-            "{name}"
-        );
-        // A new adjacent mapping makes the tracker build its runs again. The state of the old run must be
-        // kept.
-        case.subject.map("reserve", PAGES);
-        case.cover();
-        let (read, nothing) = case.after("advise", 3_000_000, 3_000_001, DONTNEED);
-        assert!([read, nothing].concat().contains(&3_000_000), "{name}");
-        let tables = procfs::read(format!("/proc/{}/status", case.pid())).unwrap();
-        let tables = procfs::status_line(&tables, "VmPTE").unwrap().to_owned();
-        let kilobytes: u64 = tables.trim_end_matches(" kB").parse().unwrap();
-        assert!(kilobytes < 1024, "{name}: {kilobytes} KiB of page tables");
-    }
+    let Some(mut subject) = Subject::start("obedient", &[]) else { return };
+    let area = subject.map("reserve", PAGES);
+    subject.act("write", part(area, 1_000_000, 1_000_002), 1);
+    let Some(tracker) = attach(PAGEMAP_SCAN, subject.pid()) else { return };
+    let mut case = Case { subject, tracker, areas: vec![area] };
+    let (read, _) = split(&case.scan(area));
+    assert_eq!(read, pages(1_000_000, 1_000_002));
+    assert_eq!(case.after("write", 3_000_000, 3_000_001, 2).0, pages(3_000_000, 3_000_001));
+    assert_eq!(case.after("read", 3_000_000, 3_000_001, 2), NONE);
+    assert_eq!(case.after("write", 1_000_000, 1_000_001, 2), (pages(1_000_000, 1_000_001), vec![]));
+    // A new adjacent mapping makes the tracker build its runs again. The state of the old run must be
+    // kept.
+    case.subject.map("reserve", PAGES);
+    case.cover();
+    let (read, nothing) = case.after("advise", 3_000_000, 3_000_001, DONTNEED);
+    assert!([read, nothing].concat().contains(&3_000_000));
+    let tables = procfs::read(format!("/proc/{}/status", case.pid())).unwrap();
+    let tables = procfs::status_line(&tables, "VmPTE").unwrap().to_owned();
+    let kilobytes: u64 = tables.trim_end_matches(" kB").parse().unwrap();
+    assert!(kilobytes < 1024, "{kilobytes} KiB of page tables");
 }
 
 #[test]
@@ -156,19 +144,17 @@ fn of_a_file_mapping_the_own_pages_are_reported_and_their_loss() {
 
 #[test]
 fn shared_memory_reports_writes_and_holes() {
-    for name in WATCHING {
-        for kind in ["shared", "memfd"] {
-            let Some(mut case) = Case::new(name, &[(kind, 64)]) else { continue };
-            assert_eq!(case.after("write", 3, 5, 7), (pages(3, 5), vec![]), "{name} {kind}");
-            // MADV_DONTNEED does not change the content of shared memory, so a report is allowed but not
-            // required.
-            let _ = case.after("advise", 10, 12, DONTNEED);
-            assert_eq!(case.after("advise", 20, 23, REMOVE), (pages(20, 23), vec![]), "{name} {kind}");
-            // The hole is read before the scan, so that its page is present again.
-            case.subject.act("advise", part(case.areas[0], 30, 31), REMOVE);
-            assert_eq!(case.subject.act("read", part(case.areas[0], 30, 31), 0), 0);
-            assert_eq!(split(&case.scan(case.areas[0])), (pages(30, 31), vec![]), "{name} {kind}");
-        }
+    for kind in ["shared", "memfd"] {
+        let Some(mut case) = Case::new(PAGEMAP_SCAN, &[(kind, 64)]) else { continue };
+        assert_eq!(case.after("write", 3, 5, 7), (pages(3, 5), vec![]), "{kind}");
+        // MADV_DONTNEED does not change the content of shared memory, so a report is allowed but not
+        // required.
+        let _ = case.after("advise", 10, 12, DONTNEED);
+        assert_eq!(case.after("advise", 20, 23, REMOVE), (pages(20, 23), vec![]), "{kind}");
+        // The hole is read before the scan, so that its page is present again.
+        case.subject.act("advise", part(case.areas[0], 30, 31), REMOVE);
+        assert_eq!(case.subject.act("read", part(case.areas[0], 30, 31), 0), 0);
+        assert_eq!(split(&case.scan(case.areas[0])), (pages(30, 31), vec![]), "{kind}");
     }
 }
 
@@ -202,36 +188,34 @@ fn guard_regions_are_reported_and_survive_being_watched() {
 
 #[test]
 fn a_forked_child_is_not_watched_and_can_be() {
-    for name in WATCHING {
-        let Some(mut case) = Case::new(name, &[("anon", 64), ("shared", 16)]) else { continue };
-        let area = case.areas[0];
-        let child = Pid(case.subject.tell("fork") as i32);
-        assert!(!is_watched(child), "{name}");
-        // The child writes to its own copies of the pages. The pages of the parent do not change.
-        case.subject.act("write", part(area, 1, 3), 8);
-        assert_eq!(split(&case.scan(area)), NONE, "{name}");
-        let mut of_child = attach(name, child).unwrap();
-        assert_eq!(split(&scan_mapping(&mut *of_child, area)).0, pages(0, 64), "{name}");
-        case.subject.act("write", part(area, 5, 6), 8);
-        case.subject.act("write", part(case.areas[1], 2, 3), 8);
-        let mut dirty = DirtyPages::new();
-        of_child.scan(Moment::Stopped, &mut dirty).unwrap();
-        let found = |page: AddressRange| dirty.ranges().iter().any(|found| found.range.overlaps(page));
-        assert!(found(part(area, 5, 6)) && found(part(case.areas[1], 2, 3)), "{name}");
-        assert!(!found(part(area, 6, 64)), "{name}");
-        // Parent and child share this memory, but a write of the child is marked only in the page table of
-        // the child.
-        assert_eq!(split(&case.scan(case.areas[1])), NONE, "{name}");
-        drop(of_child);
-        assert!(!is_watched(child) && is_watched(case.pid()), "{name}");
-    }
+    let Some(mut case) = Case::new(PAGEMAP_SCAN, &[("anon", 64), ("shared", 16)]) else { return };
+    let area = case.areas[0];
+    let child = Pid(case.subject.tell("fork") as i32);
+    assert!(!is_watched(child));
+    // The child writes to its own copies of the pages. The pages of the parent do not change.
+    case.subject.act("write", part(area, 1, 3), 8);
+    assert_eq!(split(&case.scan(area)), NONE);
+    let mut of_child = attach(PAGEMAP_SCAN, child).unwrap();
+    assert_eq!(split(&scan_mapping(&mut *of_child, area)).0, pages(0, 64));
+    case.subject.act("write", part(area, 5, 6), 8);
+    case.subject.act("write", part(case.areas[1], 2, 3), 8);
+    let mut dirty = DirtyPages::new();
+    of_child.scan(Moment::Stopped, &mut dirty).unwrap();
+    let found = |page: AddressRange| dirty.ranges().iter().any(|found| found.range.overlaps(page));
+    assert!(found(part(area, 5, 6)) && found(part(case.areas[1], 2, 3)));
+    assert!(!found(part(area, 6, 64)));
+    // Parent and child share this memory, but a write of the child is marked only in the page table of
+    // the child.
+    assert_eq!(split(&case.scan(case.areas[1])), NONE);
+    drop(of_child);
+    assert!(!is_watched(child) && is_watched(case.pid()));
 }
 
 /// An earlier tracker has cleared bits or protected pages. This does not mean that the new tracker has
 /// reported these pages.
 #[test]
 fn a_second_tracker_reports_everything_also_when_mappings_are_listed_twice() {
-    for name in ["pagemap-scan", "soft-dirty", "write-protect", "full"] {
+    for name in ["pagemap-scan", "soft-dirty", "full"] {
         let Some(Case { subject, tracker, areas }) = Case::new(name, &[("anon", 64), ("file", 64)]) else {
             continue;
         };
@@ -297,7 +281,7 @@ fn soft_dirty_bits_follow_memory_that_moves_and_children() {
 
 #[test]
 fn exec_ends_the_tracker() {
-    for name in ["pagemap-scan", "soft-dirty", "write-protect", "full"] {
+    for name in ["pagemap-scan", "soft-dirty", "full"] {
         let Some(mut case) = Case::new(name, &[("anon", 64)]) else { continue };
         case.subject.restart("exec");
         let outcome = case.tracker.scan(Moment::Stopped, &mut DirtyPages::new());
@@ -328,74 +312,70 @@ fn mappings_that_the_program_watches_itself_are_reported_whole() {
 
 #[test]
 fn nothing_stays_behind() {
-    for name in WATCHING {
-        let Some(mut case) = Case::new(name, &[("anon", 64), ("file", 64), ("shared", 16)]) else { continue };
-        assert!(is_watched(case.pid()), "{name}");
-        assert_eq!(userfaultfds(case.pid()), 0, "{name}: its descriptor is ours alone");
-        let before = procfs::descriptors(case.pid()).unwrap();
-        let Case { subject, tracker, areas } = case;
-        drop(tracker);
-        case = Case { tracker: attach("full", subject.pid()).unwrap(), subject, areas };
-        common::eventually(|| !is_watched(case.pid()));
-        assert_eq!(procfs::descriptors(case.pid()).unwrap(), before, "{name}");
-        for area in case.areas.clone() {
-            case.subject.act("write", area, 5);
-        }
+    let Some(mut case) = Case::new(PAGEMAP_SCAN, &[("anon", 64), ("file", 64), ("shared", 16)]) else {
+        return;
+    };
+    assert!(is_watched(case.pid()));
+    assert_eq!(userfaultfds(case.pid()), 0, "its descriptor is ours alone");
+    let before = procfs::descriptors(case.pid()).unwrap();
+    let Case { subject, tracker, areas } = case;
+    drop(tracker);
+    case = Case { tracker: attach("full", subject.pid()).unwrap(), subject, areas };
+    common::eventually(|| !is_watched(case.pid()));
+    assert_eq!(procfs::descriptors(case.pid()).unwrap(), before);
+    for area in case.areas.clone() {
+        case.subject.act("write", area, 5);
     }
 }
 
 #[test]
 fn an_orderly_end_lifts_all_protection_before_the_watch_ends() {
-    for name in WATCHING {
-        let kinds = [("anon", 1024), ("shared", 64), ("file", 64)];
-        let Some(mut case) = Case::new(name, &kinds) else { continue };
-        let map = Pagemap::open(case.pid()).unwrap();
-        assert!(map.has_protected(case.areas[0]).unwrap(), "{name}");
-        case.tracker.unwind();
-        for area in &case.areas {
-            assert!(!map.has_protected(*area).unwrap(), "{name}: {area}");
-        }
-        let tree = StoppedTree::stop(case.pid()).unwrap();
-        case.tracker.leave();
-        let (anonymous, shared) = (case.areas[0].start, case.areas[1].start);
-        let flags = |of: &[&str]| {
-            let mappings = procfs::mappings_with_flags(case.subject.pid()).unwrap();
-            let ours = mappings.iter().filter(|mapping| [anonymous, shared].contains(&mapping.range.start));
-            ours.filter(|mapping| of.iter().any(|flag| mapping.flags.has(flag))).count()
-        };
-        assert_eq!(flags(&["uw", "um"]), 0, "{name}: watched for writes or for missing pages");
-        tree.resume().unwrap();
-        // No thread may wait for an answer of the handler, neither at a present page nor at a missing page.
-        case.subject.act("advise", part(case.areas[0], 10, 20), DONTNEED);
-        for area in case.areas.clone() {
-            case.subject.act("write", area, 5);
-            assert_eq!(case.subject.act("read", part(area, 15, 16), 0), 5, "{name}");
-        }
-        drop(case.tracker);
-        common::eventually(|| !is_watched(case.subject.pid()));
+    let kinds = [("anon", 1024), ("shared", 64), ("file", 64)];
+    let Some(mut case) = Case::new(PAGEMAP_SCAN, &kinds) else { return };
+    let map = Pagemap::open(case.pid()).unwrap();
+    assert!(map.has_protected(case.areas[0]).unwrap());
+    case.tracker.unwind();
+    for area in &case.areas {
+        assert!(!map.has_protected(*area).unwrap(), "{area}");
     }
+    let tree = StoppedTree::stop(case.pid()).unwrap();
+    case.tracker.leave();
+    let (anonymous, shared) = (case.areas[0].start, case.areas[1].start);
+    let flags = |of: &[&str]| {
+        let mappings = procfs::mappings_with_flags(case.subject.pid()).unwrap();
+        let ours = mappings.iter().filter(|mapping| [anonymous, shared].contains(&mapping.range.start));
+        ours.filter(|mapping| of.iter().any(|flag| mapping.flags.has(flag))).count()
+    };
+    assert_eq!(flags(&["uw", "um"]), 0, "watched for writes or for missing pages");
+    tree.resume().unwrap();
+    // No thread may wait for an answer of the handler, neither at a present page nor at a missing page.
+    case.subject.act("advise", part(case.areas[0], 10, 20), DONTNEED);
+    for area in case.areas.clone() {
+        case.subject.act("write", area, 5);
+        assert_eq!(case.subject.act("read", part(area, 15, 16), 0), 5);
+    }
+    drop(case.tracker);
+    common::eventually(|| !is_watched(case.subject.pid()));
 }
 
 /// Starts the test `helper_that_is_killed` as a helper process, and kills it after it has attached a tracker.
 #[test]
 fn our_death_ends_watching() {
-    for name in WATCHING {
-        let Some(mut subject) = Subject::start("obedient", &[]) else { return };
-        let area = subject.map("anon", 64);
-        subject.act("write", area, 1);
-        let mut helper = common::helper("helper_that_is_killed", name, subject.pid());
-        if !helper.attached() {
-            continue;
-        }
-        assert!(is_watched(subject.pid()), "{name}");
-        helper.kill();
-        // A thread that waits for an answer of the helper must continue.
-        subject.act("write", area, 2);
-        subject.act("advise", part(area, 0, 3), DONTNEED);
-        assert_eq!(subject.act("read", part(area, 9, 10), 0), 2, "{name}");
-        common::eventually(|| !is_watched(subject.pid()));
-        assert_eq!(userfaultfds(subject.pid()), 0, "{name}");
+    let Some(mut subject) = Subject::start("obedient", &[]) else { return };
+    let area = subject.map("anon", 64);
+    subject.act("write", area, 1);
+    let mut helper = common::helper("helper_that_is_killed", PAGEMAP_SCAN, subject.pid());
+    if !helper.attached() {
+        return;
     }
+    assert!(is_watched(subject.pid()));
+    helper.kill();
+    // A thread that waits for an answer of the helper must continue.
+    subject.act("write", area, 2);
+    subject.act("advise", part(area, 0, 3), DONTNEED);
+    assert_eq!(subject.act("read", part(area, 9, 10), 0), 2);
+    common::eventually(|| !is_watched(subject.pid()));
+    assert_eq!(userfaultfds(subject.pid()), 0);
 }
 
 #[test]
@@ -411,7 +391,7 @@ fn helper_that_is_killed() {
 /// answered too.
 #[test]
 fn a_process_without_privileges_is_watched_and_its_system_calls_go_on() {
-    for name in ["pagemap-scan", "soft-dirty", "write-protect", "full"] {
+    for name in ["pagemap-scan", "soft-dirty", "full"] {
         let Some(mut subject) = Subject::start("obedient", &[]) else { return };
         let area = subject.map("anon", 64);
         subject.act("write", area, 1);
@@ -457,7 +437,7 @@ impl Drop for Reserved {
 fn hugetlb_pages_are_reported_whole() {
     const HUGE: u64 = 512;
     let Some(_reserved) = Reserved::pages(4) else { return println!("unsupported: huge pages to reserve") };
-    for name in ["pagemap-scan", "soft-dirty", "write-protect", "full"] {
+    for name in ["pagemap-scan", "soft-dirty", "full"] {
         let Some(mut subject) = Subject::start("obedient", &[]) else { return };
         let area = subject.map("hugetlb", 3 * HUGE);
         subject.act("write", part(area, 0, 2 * HUGE), 1);

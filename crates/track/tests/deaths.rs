@@ -11,6 +11,7 @@ use common::{Subject, attach};
 use model::{Pid, Signal};
 use tracee::{procfs, steps};
 
+const TRACKER: &str = "pagemap-scan";
 const TEST: &str = "a_death_while_attaching_leaves_nothing_open";
 
 static STEPS: AtomicU64 = AtomicU64::new(0);
@@ -26,32 +27,31 @@ fn die_at_last_step(_step: &'static str) {
 #[test]
 fn a_death_while_attaching_leaves_nothing_open() {
     if let Some((role, pid)) = common::role() {
-        let (tracker, step) = role.split_once(' ').unwrap();
-        LAST_STEP.store(step.parse().unwrap(), Ordering::Relaxed);
+        LAST_STEP.store(role.parse().unwrap(), Ordering::Relaxed);
         steps::observe(die_at_last_step);
-        attach(tracker, pid);
+        attach(TRACKER, pid);
         return common::say_attached();
     }
-    for (name, is_privileged) in [("pagemap-scan", true), ("write-protect", true), ("write-protect", false)] {
+    for is_privileged in [true, false] {
         let Some(mut subject) = Subject::start("obedient", &[]) else { return };
         let area = subject.map("anon", 64);
         subject.act("write", area, 1);
         if !is_privileged && subject.tell("drop") != 0 {
             return println!("unsupported: root");
         }
-        if attach(name, subject.pid()).is_none() {
-            continue;
+        if attach(TRACKER, subject.pid()).is_none() {
+            return;
         }
         let before = procfs::descriptors(subject.pid()).unwrap();
         let mut deaths = 0;
-        while !common::helper(TEST, &format!("{name} {deaths}"), subject.pid()).attached() {
+        while !common::helper(TEST, &deaths.to_string(), subject.pid()).attached() {
             common::eventually(|| procfs::descriptors(subject.pid()).unwrap() == before);
             subject.act("write", area, deaths);
             deaths += 1;
         }
-        println!("{name}, privileged: {is_privileged}: died at each of {deaths} steps");
+        println!("privileged: {is_privileged}: died at each of {deaths} steps");
         assert!(deaths > 15);
         assert!(subject.is_alive());
-        assert_eq!(procfs::descriptors(subject.pid()).unwrap(), before, "{name}");
+        assert_eq!(procfs::descriptors(subject.pid()).unwrap(), before);
     }
 }

@@ -153,11 +153,6 @@ fn no_page_is_missed_where_pages_are_not_protected() {
 }
 
 #[test]
-fn no_page_is_missed_by_write_protect() {
-    soak("write-protect", None, false);
-}
-
-#[test]
 fn no_page_is_missed_by_soft_dirty() {
     soak("soft-dirty", None, false);
 }

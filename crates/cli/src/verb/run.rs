@@ -110,7 +110,7 @@ after a restore. Each reply waits for the next checkpoint, so --every must be 1s
 const VERIFY: &str = "\
 Compare every K-th checkpoint with the memory of the program, page by page; the program is stopped meanwhile";
 
-const TRACKER: &str = "How dirty pages are found: auto, pagemap-scan, soft-dirty, write-protect or full";
+const TRACKER: &str = "How dirty pages are found: auto, pagemap-scan, soft-dirty or full";
 
 const COPIERS: &str = "\
 Number of threads that scan for dirty pages during a pause; more than one only from 128 MiB on [default: 2]";
@@ -125,8 +125,7 @@ const MAX_PAUSE_LONG: &str = "\
 Maximum time for which the program is stopped at once, at least 1ms [default: 5ms]. If the program writes to pages \
 faster than they are copied, one checkpoint consists of several stops of at most this time, and the program runs in \
 between. A stop can still take longer because of state other than pages, for example hundreds of threads. The limit \
-does not apply to trackers other than pagemap-scan and write-protect, to files opened with O_DIRECT, and to shared \
-memory";
+does not apply to trackers other than pagemap-scan, to files opened with O_DIRECT, and to shared memory";
 
 const PREFER: &str = "\
 What to optimize: pause (dirty pages are also copied before the pause) or throughput (up to 512 dirty pages are copied \

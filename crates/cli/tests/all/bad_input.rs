@@ -390,7 +390,7 @@ fn a_guarded_process_is_refused_with_the_name_of_its_guardian() {
     let guarded = Guarded::run(&lab, &[], "until [ -e stop ]; do sleep 0.02; done");
     guarded.await_checkpoints(2);
     let status = guarded.status();
-    if status["tracker"] != "pagemap-scan" && status["tracker"] != "write-protect" {
+    if status["tracker"] != "pagemap-scan" {
         println!("unsupported: write tracking with userfaultfd");
         assert_eq!(guarded.end(), 0);
         return;

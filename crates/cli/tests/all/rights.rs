@@ -3,14 +3,14 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use model::Pid;
 use rustix::process::Signal;
 use testkit::ProcessId;
 
-use crate::common::{Lab, Said, supported, until, wait};
+use crate::common::{Lab, Said, until};
 
 const NOBODY: u32 = 65_534;
 
@@ -174,88 +174,4 @@ fn a_static_program_without_a_signal_restorer_is_told_what_it_lacks() {
     let Some(subject) = bare(&lab, "bare", &[], code) else { return };
     let said = refusal(&lab, subject);
     assert!(said.stderr.contains("sigaction") && said.stderr.contains("dynamically"), "{said:?}");
-}
-
-/// Forks children, each of which begins to be tracked.
-const FORKING: &str = "
-import os, time
-memory = bytearray(1 << 20)
-while True:
-    if os.fork() == 0:
-        memory[0] = 1
-        time.sleep(0.1)
-        os._exit(0)
-    os.wait()
-";
-
-/// Duplicates descriptors of the processes of this user, until a file ends its run. Prints the names of the files.
-const GRABBING: &str = "
-import ctypes, os, sys
-PIDFD_OPEN, PIDFD_GETFD = 434, 438
-syscall = ctypes.CDLL(None).syscall
-found, tries, handles = set(), 0, []
-
-def owner(pid):
-    try:
-        return os.stat(f'/proc/{pid}').st_uid
-    except OSError:
-        return None
-
-while not os.path.exists(sys.argv[1]):
-    if tries % 100 == 0:
-        for handle in handles:
-            os.close(handle)
-        numbers = [int(name) for name in os.listdir('/proc') if name.isdigit()]
-        own = [pid for pid in numbers if pid != os.getpid() and owner(pid) == os.getuid()]
-        handles = [handle for handle in (syscall(PIDFD_OPEN, pid, 0) for pid in own) if handle >= 0]
-    tries += 1
-    for handle in handles:
-        for number in range(3, 9):
-            copy = syscall(PIDFD_GETFD, handle, number, 0)
-            if copy >= 0:
-                found.add(os.readlink(f'/proc/self/fd/{copy}'))
-                os.close(copy)
-print(tries, sorted(found))
-";
-
-#[test]
-fn no_process_of_the_same_user_gets_the_device_for_page_faults() {
-    const PYTHON: &str = "/usr/bin/python3";
-    let device = Path::new("/dev/userfaultfd");
-    if !supported() {
-        return;
-    }
-    if !device.exists() || !Path::new(PYTHON).exists() {
-        return println!("unsupported: userfaultfd-sync or python3");
-    }
-    let lab = Lab::new();
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let as_user = ["setpriv", "--reuid=65533", "--regid=65533", "--clear-groups", PYTHON, "-c"];
-    let words =
-        ["run", "--name", "job", "--every", "20ms", "--files", "fresh", "--tracker", "write-protect", "--"];
-    let words = words.into_iter().chain(as_user).chain([FORKING]);
-    let mut guardian = lab.undying(words).spawn().unwrap();
-    let stop = folder.path().join("stop");
-    let mut grabbing = Command::new(as_user[0]);
-    grabbing.args(&as_user[1..]).arg(GRABBING).arg(&stop);
-    let out = lab.path("grabbed");
-    let mut grabbing =
-        lab.detached(&mut grabbing).stdout(std::fs::File::create(&out).unwrap()).spawn().unwrap();
-    until("checkpoints", || {
-        let status = lab.json(&["status", "job"]);
-        if guardian.try_wait().unwrap().is_some() {
-            return Some(());
-        }
-        (status[0]["checkpoints"].as_u64()? >= 60).then_some(())
-    });
-    std::fs::write(&stop, "").unwrap();
-    assert!(wait(&mut grabbing).success(), "{}", lab.told());
-    let grabbed = std::fs::read_to_string(out).unwrap();
-    if lab.told().contains("tracker write-protect") {
-        return println!("unsupported: userfaultfd-sync");
-    }
-    assert!(guardian.try_wait().unwrap().is_none(), "{}", lab.told());
-    assert!(!grabbed.contains("userfaultfd") && grabbed.contains('['), "{grabbed}");
-    end(guardian);
 }

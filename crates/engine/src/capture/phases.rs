@@ -12,8 +12,7 @@ use image::Timings;
 use model::PageCount;
 use sys::clock::Clock;
 
-/// Declares the phases, grouped by stage. The phases are in the order of a checkpoint that captures state
-/// before memory.
+/// Declares the phases in the order of their execution, grouped by stage.
 macro_rules! phases {
     ($($stage:ident { $($(#[$covers:meta])* $phase:ident = $name:literal,)* })*) => {
         /// A phase of a checkpoint.
@@ -23,7 +22,7 @@ macro_rules! phases {
         }
 
         impl Phase {
-            /// All phases.
+            /// All phases, in the order of their execution.
             pub const ALL: &[Self] = &[$($(Self::$phase,)*)*];
 
             const TABLE: &[(&str, &str, Stage)] =
@@ -69,15 +68,13 @@ phases! {
         /// Comparison of the descriptor tables with the known state.
         Tables = "tables",
     }
-    State {
+    Capturing {
         /// State of the open file descriptions.
         Descriptors = "descriptors",
         /// Binding the state of watched files to the checkpoint.
         Files = "files",
         /// Registers and state of threads and processes.
         Threads = "threads",
-    }
-    Memory {
         /// The last scan for dirty pages, without the part that a worker pool did during earlier phases.
         Scan = "scan",
         /// Copies of the pages that pre-copy did not copy, and of the pages that have changed since their
@@ -96,29 +93,17 @@ phases! {
     }
 }
 
-/// A group of phases that are always consecutive.
+/// A part of a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Running,
     Stopping,
-    State,
-    Memory,
+    Capturing,
     Resuming,
     After,
 }
 
 impl Phase {
-    /// Returns all phases in the order of their execution. `memory_first` means that memory is captured
-    /// before state.
-    pub fn in_order(memory_first: bool) -> impl Iterator<Item = Self> {
-        use Stage::{After, Memory, Resuming, Running, State, Stopping};
-        let (one, other) = if memory_first { (Memory, State) } else { (State, Memory) };
-        let stages = [Running, Stopping, one, other, Resuming, After];
-        stages
-            .into_iter()
-            .flat_map(|stage| Self::ALL.iter().copied().filter(move |phase| phase.stage() == stage))
-    }
-
     /// Reports whether this phase precedes the pause.
     #[must_use]
     pub fn precedes_pause(self) -> bool {
@@ -135,8 +120,6 @@ impl Phase {
 pub struct Phases {
     /// The time at which the stop began. Before the stop, the time at which the checkpoint began.
     pub began: Instant,
-    /// Whether memory was captured before state. Some trackers need this order.
-    pub memory_first: bool,
     /// The number of pages that the scan inside the pause covered.
     pub scanned: PageCount,
     took: [Duration; Phase::ALL.len()],
@@ -146,12 +129,12 @@ impl Phases {
     /// Creates the phases of a checkpoint that begins now. All durations are zero.
     pub(super) fn new() -> Self {
         let took = [Duration::ZERO; Phase::ALL.len()];
-        Self { began: Clock::default().now(), memory_first: false, scanned: PageCount(0), took }
+        Self { began: Clock::default().now(), scanned: PageCount(0), took }
     }
 
     /// Returns each phase and its duration, in the order of execution.
     pub fn iter(&self) -> impl Iterator<Item = (Phase, Duration)> {
-        Phase::in_order(self.memory_first).map(|phase| (phase, self[phase]))
+        Phase::ALL.iter().map(|phase| (*phase, self[*phase]))
     }
 
     /// Returns how long the part of the pause after `Phase::Copy` took.
@@ -203,24 +186,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_phase_comes_once_in_the_order_of_the_tracker() {
-        let names =
-            |memory_first| Phase::in_order(memory_first).map(Phase::name).collect::<Vec<_>>().join(" ");
-        let (state, memory) = ("descriptors files threads", "scan copy objects");
-        let with =
-            |one, other| format!("look room precopy prepare stop areas tables {one} {other} resume finish");
-        assert_eq!(names(false), with(state, memory));
-        assert_eq!(names(true), with(memory, state));
+    fn each_phase_comes_once_and_the_stages_are_consecutive() {
         assert!(Phase::ALL.iter().enumerate().all(|(place, phase)| *phase as usize == place));
+        let mut stages: Vec<Stage> = Phase::ALL.iter().map(|phase| phase.stage()).collect();
+        stages.dedup();
+        assert_eq!(
+            stages,
+            [Stage::Running, Stage::Stopping, Stage::Capturing, Stage::Resuming, Stage::After]
+        );
     }
 
     #[test]
-    fn what_follows_the_copies_depends_on_the_order() {
+    fn objects_and_the_resume_follow_the_copies() {
         let mut phases = Phases::new();
         Phase::ALL.iter().for_each(|phase| phases[*phase] = Duration::from_millis(1));
         assert_eq!(phases.pause(), Duration::from_millis(10));
         assert_eq!(phases.after_copy(), Duration::from_millis(2));
-        phases.memory_first = true;
-        assert_eq!(phases.after_copy(), Duration::from_millis(5));
     }
 }

@@ -36,15 +36,6 @@ pub(super) trait Memory {
         Ok(())
     }
 
-    /// Reports whether pages are captured before descriptors and threads. A tracker (the part that finds
-    /// written pages) with a fault handler needs this order. Until the scan of this tracker, the stack and
-    /// the rseq area of a thread can be write-protected. If threads were captured first, a thread would sleep
-    /// at a write to a protected page. This sleep would look like a new wait of the thread (see
-    /// `tracee::interruption`).
-    fn comes_first(&self) -> bool {
-        false
-    }
-
     /// Binds the state of watched files to the checkpoint. Called while duplicates of the descriptors are
     /// open.
     fn bind(&mut self, _before: &Before) {}
@@ -160,10 +151,7 @@ pub(super) fn take<M: Memory>(
     memory.check(before)?;
     before.objects.settle()?;
     phases[Phase::Tables] = laps.lap();
-    phases.memory_first = memory.comes_first();
-    if !phases.memory_first {
-        take_state(before, tree, memory, phases, &mut laps)?;
-    }
+    take_state(before, tree, memory, phases, &mut laps)?;
     let part = memory.write(before, phases)?;
     phases[Phase::Copy] = laps.lap().saturating_sub(phases[Phase::Scan]);
     if part.is_some() {
@@ -171,9 +159,6 @@ pub(super) fn take<M: Memory>(
     }
     memory.write_objects(before)?;
     phases[Phase::Objects] = laps.lap();
-    if phases.memory_first {
-        take_state(before, tree, memory, phases, &mut laps)?;
-    }
     // `confirm` must come last. If a process was killed in the stop, `confirm` fails. If `confirm` succeeds,
     // all state that was read is valid.
     tree.confirm()?;

@@ -332,34 +332,27 @@ impl RunEvent {
     }
 }
 
-/// The key that states the order of the phases.
-const MEMORY_FIRST: &str = "memory_first";
-
 /// The phases of a checkpoint: one key for each phase of [`Phase`], with its duration in microseconds.
-///
-/// The additional key `memory_first` states whether memory (scan, copy, objects) was captured before state
-/// (descriptors, files, threads). The tracker `write-protect` needs memory first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PhaseTimes {
-    memory_first: bool,
     us: [u64; Phase::ALL.len()],
 }
 
 impl PhaseTimes {
     pub(crate) fn of(phases: &Phases) -> Self {
-        let mut times = Self { memory_first: phases.memory_first, ..Self::default() };
+        let mut times = Self::default();
         phases.iter().for_each(|(phase, took)| times.us[phase as usize] = time::microseconds(took));
         times
     }
 
     /// Returns each phase with its duration in microseconds, in the order of execution.
     pub fn iter(&self) -> impl Iterator<Item = (Phase, u64)> {
-        Phase::in_order(self.memory_first).map(|phase| (phase, self.us[phase as usize]))
+        Phase::ALL.iter().map(|phase| (*phase, self.us[*phase as usize]))
     }
 
     #[cfg(test)]
-    pub(crate) fn with(memory_first: bool, known: &[(Phase, u64)]) -> Self {
-        let mut times = Self { memory_first, ..Self::default() };
+    pub(crate) fn with(known: &[(Phase, u64)]) -> Self {
+        let mut times = Self::default();
         known.iter().for_each(|(phase, us)| times.us[*phase as usize] = *us);
         times
     }
@@ -367,8 +360,7 @@ impl PhaseTimes {
 
 impl Serialize for PhaseTimes {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(Phase::ALL.len() + 1))?;
-        map.serialize_entry(MEMORY_FIRST, &self.memory_first)?;
+        let mut map = serializer.serialize_map(Some(Phase::ALL.len()))?;
         self.iter().try_for_each(|(phase, us)| map.serialize_entry(phase.key(), &us))?;
         map.end()
     }
@@ -394,8 +386,6 @@ impl<'de> Visitor<'de> for Times {
         while let Some(key) = map.next_key::<String>()? {
             if let Some(phase) = Phase::ALL.iter().find(|phase| phase.key() == key) {
                 times.us[*phase as usize] = map.next_value()?;
-            } else if key == MEMORY_FIRST {
-                times.memory_first = map.next_value()?;
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
@@ -411,14 +401,14 @@ mod tests {
 
     #[test]
     fn phases_are_read_as_they_were_written_beside_other_keys() {
-        let phases = PhaseTimes::with(true, &[(Phase::Precopy, 70), (Phase::Scan, 30)]);
+        let phases = PhaseTimes::with(&[(Phase::Precopy, 70), (Phase::Scan, 30)]);
         let event = CheckpointEvent { seq: 7, pages: 5, phases, ..CheckpointEvent::default() };
         let text = serde_json::to_string(&event).unwrap();
-        assert!(text.contains("\"scan_us\":30") && text.contains("\"memory_first\":true"), "{text}");
+        assert!(text.contains("\"scan_us\":30"), "{text}");
         assert_eq!(serde_json::from_str::<CheckpointEvent>(&text).unwrap(), event);
-        // An earlier version wrote events without the keys `room_us` and `memory_first`.
-        let text = text.replace("\"room_us\":0,", "").replace("\"memory_first\":true,", "");
+        // Earlier versions wrote events without the key `room_us`, and with the key `memory_first`.
+        let text = text.replace("\"room_us\":0,", "\"memory_first\":true,");
         let read: CheckpointEvent = serde_json::from_str(&text).unwrap();
-        assert_eq!(read.phases, PhaseTimes { memory_first: false, ..event.phases });
+        assert_eq!(read.phases, event.phases);
     }
 }

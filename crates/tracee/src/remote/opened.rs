@@ -6,14 +6,13 @@
 //!
 //! Owns: the opening and closing of descriptors, and the deferred closes.
 //! Invariants: from the call that opens a descriptor to the call that closes it, the restore path includes a
-//! deferred close of the descriptor. The thread or the kernel writes the fd into the deferred close. No
+//! deferred close of the descriptor. The thread writes the fd into the deferred close. No
 //! descriptor is closed twice, because the program may reuse the fd after the first close.
 //! Does not: use the descriptors; the callers use duplicates.
 //!
 //! A deferred close is a signal frame with the registers for close(2). Before the opening call, the fd in the
 //! frame is invalid. The opening call returns into the store gadget (an instruction sequence of the program
-//! that stores the result register). The gadget writes the fd into the frame. recvmsg(2) makes the kernel
-//! write the fd to memory. For this call, the kernel writes the fd directly into the frame.
+//! that stores the result register). The gadget writes the fd into the frame.
 //!
 //! If the subject has no store gadget, the tracer writes the fd into the frame some microseconds after the
 //! opening call. If this program dies in these microseconds, the descriptor stays open in the subject.
@@ -71,21 +70,6 @@ impl RemoteSession<'_> {
             Err(RemoteError::Refused { errno, .. }) => Ok(Err(errno)),
             Err(error) => Err(error),
         }
-    }
-
-    /// Makes a call for which the kernel opens a descriptor and writes the fd (four bytes) to memory. `query`
-    /// receives the address for the fd. The kernel may also write to the sixteen bytes before this address.
-    /// Returns `None` if the kernel wrote no fd.
-    pub fn open_into(
-        &mut self,
-        query: impl FnOnce(&Self, Address) -> Result<Query, RemoteError>,
-    ) -> Result<Option<u64>, RemoteError> {
-        self.write_deferred_close(self.opened + 1)?;
-        let query = query(self, self.layout.fd_address(self.opened + 1))?;
-        let result = self.call_from(self.layout.restore_path(self.opened + 1).start, &query);
-        self.opened += 1;
-        result?;
-        self.layout.fd_of(self.opened)
     }
 
     /// Makes the subject close the opened descriptors, the newest first.

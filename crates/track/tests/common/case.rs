@@ -8,8 +8,8 @@ use super::{Subject, attach, part, scan_mapping};
 
 /// The advice of madvise(2) that discards pages (MADV_DONTNEED).
 pub(crate) const DONTNEED: u64 = 4;
-/// The trackers that use a userfaultfd.
-pub(crate) const WATCHING: [&str; 2] = ["pagemap-scan", "write-protect"];
+/// The tracker that uses a userfaultfd.
+pub(crate) const PAGEMAP_SCAN: &str = "pagemap-scan";
 
 /// A tracked subject with one mapping of each given kind, scanned once.
 pub(crate) struct Case {

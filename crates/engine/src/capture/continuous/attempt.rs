@@ -108,13 +108,9 @@ impl Continuous {
         phases[Phase::Prepare] = laps.lap();
         // The inspection of the descriptors takes as long as one or two rounds, and the subject dirties pages
         // during the inspection. Therefore one more round can follow.
-        let has_more = self.spaces.counts.rounds > 0 && self.spaces.tuning.prefer == Preference::Pause;
-        // A tracker that reports changes in advance has a fault handler, which resumes the writing threads.
-        // The handler may need the processor of this thread, so this thread must not run with real-time
-        // priority.
-        let may_hurry = has_more && !self.spaces.kind.properties().reports_before_change;
+        let may_hurry = self.spaces.counts.rounds > 0 && self.spaces.tuning.prefer == Preference::Pause;
         let least = if may_hurry { URGENT_ROUND_MAX } else { RESIDUAL_GOAL };
-        if has_more && self.spaces.has_dirtied(least, LAST_ROUND_MAX) {
+        if may_hurry && self.spaces.has_dirtied(least, LAST_ROUND_MAX) {
             self.spaces.round(before, reserve)?;
         }
         loop {

@@ -90,10 +90,6 @@ impl Memory for Writing<'_> {
         if was_precopied { Err(EngineError::Unsteady) } else { Ok(()) }
     }
 
-    fn comes_first(&self) -> bool {
-        self.spaces.kind.properties().reports_before_change
-    }
-
     fn bind(&mut self, before: &Before) {
         self.watched.bind(before);
     }
