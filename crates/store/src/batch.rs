@@ -35,28 +35,28 @@ pub struct PageBatch {
     lent: Option<Lent>,
 }
 
-/// Counts a buffer as an existing buffer of a pool. Dropping the value decreases the number of existing buffers.
-/// `PageBatch::unlent` prevents the decrease.
+/// Counts a buffer as used by a pool. Dropping the value decreases the number of used buffers. `PageBatch::unlent`
+/// prevents the decrease.
 #[derive(Debug)]
 pub(crate) struct Lent(Option<Arc<AtomicUsize>>);
 
 impl Lent {
-    /// Counts a new buffer.
-    pub(crate) fn count(made: &Arc<AtomicUsize>) -> Self {
-        made.fetch_add(1, Ordering::Relaxed);
-        Self::again(made)
+    /// Counts one more buffer.
+    pub(crate) fn count(used: &Arc<AtomicUsize>) -> Self {
+        used.fetch_add(1, Ordering::Relaxed);
+        Self::again(used)
     }
 
     /// Refers to a buffer that is already counted.
-    pub(crate) fn again(made: &Arc<AtomicUsize>) -> Self {
-        Self(Some(Arc::clone(made)))
+    pub(crate) fn again(used: &Arc<AtomicUsize>) -> Self {
+        Self(Some(Arc::clone(used)))
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if let Some(made) = self.0.take() {
-            made.fetch_sub(1, Ordering::Relaxed);
+        if let Some(used) = self.0.take() {
+            used.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -69,7 +69,7 @@ impl PageBatch {
     }
 
     /// Creates a batch with a buffer of a pool. `pieces` has enough capacity. If the batch is dropped, the pool may
-    /// allocate another buffer.
+    /// lend another buffer.
     pub(crate) const fn lent(buffer: PageBuffer, pieces: Vec<Piece>, lent: Lent) -> Self {
         Self { buffer, pieces, filled: PageCount(0), lent: Some(lent) }
     }
@@ -146,13 +146,18 @@ impl PageBatch {
         self.filled = PageCount(0);
     }
 
+    /// Reports whether the buffer does not belong to the pool of the writer.
+    pub(crate) const fn is_foreign(&self) -> bool {
+        self.lent.is_none()
+    }
+
     /// Returns the buffer and the pieces. The pool continues to count the buffer.
     pub(crate) fn into_parts(self) -> (PageBuffer, Vec<Piece>) {
         let Self { buffer, pieces, .. } = self.unlent();
         (buffer, pieces)
     }
 
-    /// Detaches the batch from the count of the pool. If the batch is lost, the pool does not allocate a replacement.
+    /// Detaches the batch from the count of the pool. If the batch is lost, the pool does not lend a replacement.
     pub(crate) fn unlent(mut self) -> Self {
         if let Some(lent) = &mut self.lent {
             lent.0 = None;

@@ -24,7 +24,7 @@ use model::{ByteCount, PAGE_BYTES, PageCount};
 use sys::part_reader::PartReader;
 
 use crate::error::{Error, Result};
-use crate::pool::locked;
+use crate::lock::locked;
 use crate::reader::{ImageReader, check_pages};
 
 /// The maximum size of a run. Reads of this size reach the full speed of the device. The size equals one huge page.

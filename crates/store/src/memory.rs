@@ -22,13 +22,15 @@ use sys::page_buffer::PageBuffer;
 
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
+use crate::lock::locked;
 use crate::log::{LogCommitted, Ticket};
 use crate::medium::PageSource;
 use crate::meta::{CommitMeta, WriteTimings};
 use crate::packer::pack_into;
-use crate::pool::{Pool, locked};
+use crate::pool::Pool;
 use crate::reader::{ImageReader, Segment};
 use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
+use crate::stock::BufferStock;
 
 /// A commit compacts if the number of buffers exceeds a limit. The limit is twice the number of buffers that the live
 /// pages need, plus `SLACK`.
@@ -105,7 +107,7 @@ impl Memory {
     /// Creates an empty set of checkpoints.
     #[must_use]
     pub fn new(options: MemoryOptions) -> Self {
-        let pool = Arc::new(Pool::new(options.buffers_max, options.buffer_pages));
+        let pool = Arc::new(Pool::new(options.buffers_max, BufferStock::new(options.buffer_pages)));
         Self { pool, kept: Arc::default(), keep: options.keep.get() }
     }
 
@@ -129,10 +131,10 @@ impl Memory {
             .map(Some)
     }
 
-    /// Returns the memory of all buffers, including free buffers.
+    /// Returns the memory of all buffers that checkpoints and readers use.
     #[must_use]
     pub fn size(&self) -> ByteCount {
-        self.pool.total()
+        self.pool.in_use()
     }
 }
 
@@ -218,7 +220,7 @@ impl Pages {
     /// Adds the pages of a batch (a filled buffer) to the page map, and keeps the buffer. Gives the buffer back if all
     /// pages are zero pages.
     fn enter(&mut self, batch: PageBatch, pool: &Arc<Pool>) -> Result<()> {
-        let (mut buffer, pieces) = batch.into_parts();
+        let (mut buffer, pieces) = pool.parts_of(batch);
         let id = SegmentId(self.next);
         if pack_into(&mut self.map, id, 0, &mut buffer, &pieces) == PageCount(0) {
             pool.give(buffer);

@@ -22,11 +22,13 @@ use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::known_pages::KnownPages;
 use crate::layout::WriteOptions;
+use crate::lock::locked;
 use crate::medium::{Medium, Writes};
 use crate::meta::WriteTimings;
 use crate::packer::pack_into;
-use crate::pool::{OnPanic, Pool, locked};
+use crate::pool::{OnPanic, Pool};
 use crate::segment::{EndedSegment, SegmentWriter};
+use crate::stock::BufferStock;
 
 /// The maximum number of queued orders. A pool of the default size has fewer buffers, so the queue has space for every
 /// buffer.
@@ -97,7 +99,7 @@ pub(crate) enum Ending {
 impl PagesWriter {
     pub(crate) fn new(medium: Arc<dyn Medium>, segment: PathBuf, options: WriteOptions) -> Self {
         let WriteOptions { buffers, buffer_pages, codec } = options;
-        let pool = Arc::new(Pool::new(buffers.get(), buffer_pages));
+        let pool = Arc::new(Pool::new(buffers.get(), BufferStock::new(buffer_pages)));
         let worker = Box::new(Worker {
             medium,
             path: segment,
@@ -121,7 +123,7 @@ impl PagesWriter {
         let mut stage = locked(&self.stage);
         let order = match (&mut *stage, order) {
             (Stage::Few { held: held @ None, .. }, Order::Pages(batch))
-                if batch.buffer.size() < self.pool.size =>
+                if batch.buffer.size() < self.pool.size() =>
             {
                 *held = Some(batch);
                 return Ok(());
@@ -293,7 +295,7 @@ impl Worker {
 
     fn store(&mut self, batch: PageBatch) -> Result<()> {
         let mut took = Stopwatch::start();
-        let (mut buffer, pieces) = batch.into_parts();
+        let (mut buffer, pieces) = self.pool.parts_of(batch);
         let is_shared = pieces.iter().any(|piece| piece.is_shared);
         let end = self.segment.as_ref().map_or(0, |segment| segment.end);
         let packed = if is_shared {

@@ -1,17 +1,16 @@
-//! The pool of page buffers. A copier (a thread that copies pages of a subject) takes an empty buffer from the pool and
-//! fills the buffer. A writer writes the buffer to the device, and returns the buffer to the pool. For a pause, copiers
-//! take additional buffers: the *reserve*. If the reserve is too small, copiers allocate *spare* buffers.
+//! The page buffers that one writer uses. A copier (a thread that copies pages of a subject) takes an empty buffer and
+//! fills it. A writer writes the buffer to the device, and returns it to the stock of free buffers. For a pause, copiers
+//! take additional buffers: the *reserve*. If the reserve is too small, copiers take *spare* buffers.
 //!
-//! Owns: the number of buffers; the wait for a buffer, and its time limit; the failure of all waits after a writer has
-//! failed.
-//! Invariants: the number of buffers is at most the sum of the pool's limit, the reserve and the spare buffers of the
-//! last pause. While more buffers exist than the limit plus the reserve, each returned buffer becomes a surplus
-//! buffer, which does not count. A new reserve is granted only when all spare buffers are returned. After a failure,
-//! no caller waits.
-//! Does not: clear a buffer between two uses.
+//! Owns: the number of buffers in use; the wait for a buffer, and its time limit; the failure of all waits after a writer
+//! has failed.
+//! Invariants: the number of buffers in use is at most the sum of the pool's limit, the reserve and the spare buffers. A
+//! new reserve is granted only when at most `limit` buffers are in use. After a failure, no caller waits.
+//! Does not: keep free buffers, except those for callers that wait while the subject is stopped; clear a buffer between
+//! two uses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use model::{ByteCount, PAGE_BYTES, PageCount};
@@ -21,26 +20,24 @@ use sys::page_buffer::PageBuffer;
 
 use crate::batch::{Lent, PageBatch, Piece};
 use crate::error::{Error, Result};
-use crate::surplus::Surplus;
+use crate::lock::locked;
+use crate::stock::BufferStock;
 
 #[derive(Debug)]
 pub(crate) struct Pool {
     state: Mutex<State>,
     changed: Condvar,
     limit: usize,
-    /// The size of a buffer in bytes.
-    pub(crate) size: ByteCount,
-    /// The number of existing buffers, both free and in use.
-    made: Arc<AtomicUsize>,
-    surplus: Mutex<Surplus>,
+    stock: BufferStock,
+    /// The number of buffers in use: with a copier, with the writer, or waiting for a hurried caller.
+    used: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    free: Vec<PageBuffer>,
-    pieces: Vec<Vec<Piece>>,
-    /// The size of the reserve: the count of the last `reserve`, plus the buffers that `extend_reserve` has allocated
-    /// since.
+    /// Returned buffers for callers that wait with a limit.
+    handed: Vec<PageBuffer>,
+    /// The size of the reserve: the count of the last `reserve`, plus the buffers that `extend_reserve` has added since.
     reserved: usize,
     failure: Option<Error>,
     /// Whether waits for buffers are cancelled.
@@ -54,45 +51,48 @@ struct State {
 }
 
 impl Pool {
-    /// Returns a pool of at most `limit` buffers. A buffer is allocated when it is first needed.
-    pub(crate) fn new(limit: usize, buffer_pages: PageCount) -> Self {
-        let (state, changed, size) = (Mutex::default(), Condvar::new(), buffer_pages.bytes());
-        Self { state, changed, limit, size, made: Arc::default(), surplus: Mutex::default() }
+    /// Returns a pool that uses at most `limit` buffers of a stock.
+    pub(crate) fn new(limit: usize, stock: BufferStock) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), limit, stock, used: Arc::default() }
     }
 
-    /// Allocates all buffers now.
-    pub(crate) fn fill(&self) -> Result<()> {
-        let mut state = locked(&self.state);
-        while state.free.len() < self.limit {
-            state.free.push(PageBuffer::new(self.size)?);
-            state.pieces.push(self.no_pieces());
-            self.made.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(())
+    /// Makes the stock keep as many buffers ready as the pool lends without a wait. Called before each checkpoint.
+    pub(crate) fn prepare(&self) -> Result<()> {
+        self.stock.prepare(self.limit)
+    }
+
+    /// Returns the size of a buffer.
+    pub(crate) const fn size(&self) -> ByteCount {
+        self.stock.size()
     }
 
     /// Returns the number of pages in a buffer.
-    pub(crate) fn buffer_pages(&self) -> PageCount {
-        PageCount(self.size.get() / PAGE_BYTES)
+    pub(crate) const fn buffer_pages(&self) -> PageCount {
+        PageCount(self.size().get() / PAGE_BYTES)
     }
 
-    /// Returns the memory of all buffers, including free buffers, and without surplus buffers.
-    pub(crate) fn total(&self) -> ByteCount {
-        ByteCount(self.made.load(Ordering::Relaxed) as u64 * self.size.get())
+    /// Returns the memory of the buffers in use.
+    pub(crate) fn in_use(&self) -> ByteCount {
+        ByteCount(self.used.load(Ordering::Relaxed) as u64 * self.size().get())
     }
 
-    /// Returns an empty buffer if a buffer is free, or if the limits allow the allocation of a buffer.
+    /// Returns an empty buffer if the limits allow one more buffer.
     pub(crate) fn take_now(&self) -> Result<Option<PageBatch>> {
         let mut state = locked(&self.state);
         state.check()?;
         self.take_one(&mut state)
     }
 
-    /// Returns an empty buffer if a buffer is free. Does not allocate, because an allocation takes long.
+    /// Returns an empty buffer if the limits allow one more buffer, and a buffer is free. Does not allocate, because an
+    /// allocation takes long.
     pub(crate) fn take_free(&self) -> Result<Option<PageBatch>> {
         let mut state = locked(&self.state);
         state.check()?;
-        Ok(self.pop(&mut state))
+        if let Some(handed) = self.take_handed(&mut state) {
+            return Ok(Some(handed));
+        }
+        let free = if self.may_use(&state) { self.stock.take() } else { None };
+        Ok(free.map(|buffer| self.lend(buffer)))
     }
 
     /// Waits for an empty buffer. Calls `drive` once before the first wait. A writer without a thread returns buffers
@@ -103,43 +103,39 @@ impl Pool {
 
     /// Waits for a reserve of `count` buffers, beyond the limit of the pool. Calls `drive` once before the first wait.
     pub(crate) fn reserve(&self, drive: impl FnOnce() -> Result<()>, count: usize) -> Result<Vec<PageBatch>> {
-        locked(&self.surplus).tidy();
-        self.wait_for(drive, |state| self.take_reserve(state, count))
+        self.wait_for(drive, |state| {
+            state.reserved = count;
+            self.recall(state);
+            if self.used.load(Ordering::Relaxed) > self.limit {
+                return Ok(None);
+            }
+            (0..count).map(|_| self.spare()).collect::<Result<_>>().map(Some)
+        })
     }
 
-    /// Returns a surplus buffer, or allocates a buffer, regardless of all limits. Waits for no lock. If another thread held
-    /// the lock, that thread might get no processor until the caller is finished.
+    /// Returns a free buffer, or allocates a buffer, regardless of all limits. Waits for no lock.
     pub(crate) fn spare(&self) -> Result<PageBatch> {
-        let kept = self.surplus.try_lock().ok().and_then(|mut surplus| surplus.take());
-        let buffer = kept.map_or_else(|| PageBuffer::new(self.size), Ok)?;
-        Ok(PageBatch::lent(buffer, self.no_pieces(), Lent::count(&self.made)))
+        Ok(self.lend(self.stock.take_or_make()?))
     }
 
-    /// Returns one more buffer of the reserve. If more than `limit` buffers are free, returns a free buffer. Otherwise,
-    /// allocates a buffer and increases the reserve.
+    /// Returns one more buffer of the reserve. If more than `limit` buffers are not in use, the reserve stays as it is.
+    /// Otherwise, the reserve is increased.
     pub(crate) fn extend_reserve(&self) -> Result<PageBatch> {
         let mut state = locked(&self.state);
         state.check()?;
-        if state.free.len() > self.limit
-            && let Some(free) = self.pop(&mut state)
-        {
-            return Ok(free);
+        if self.used.load(Ordering::Relaxed) >= state.reserved {
+            state.reserved += 1;
         }
-        state.reserved += 1;
         drop(state);
         self.spare()
     }
 
-    /// Waits until no spare buffers are lent, except `here` buffers of the caller. Calls `drive` once before the first wait.
+    /// Waits until at most `here` buffers are in use beyond the limit and the reserve. Calls `drive` once before the first
+    /// wait.
     pub(crate) fn settle(&self, drive: impl FnOnce() -> Result<()>, here: usize) -> Result<()> {
         self.wait_for(drive, |state| {
-            // Free buffers of an earlier, larger reserve are not lent.
-            while state.free.len() > self.limit + state.reserved
-                && let Some(free) = state.free.pop()
-            {
-                self.give_up(free);
-            }
-            Ok((self.made.load(Ordering::Relaxed) <= self.limit + state.reserved + here).then_some(()))
+            self.recall(state);
+            Ok((self.used.load(Ordering::Relaxed) <= self.limit + state.reserved + here).then_some(()))
         })
     }
 
@@ -208,49 +204,40 @@ impl Pool {
         locked(&self.state).hurried > 0
     }
 
-    /// Takes back a buffer. The buffer becomes a surplus buffer if more buffers exist than the limit plus the reserve, and no
-    /// stopped subject waits for a buffer. The pool also accepts a buffer of the same size that the pool has not allocated.
+    /// Takes back a buffer that the pool counts. A caller that waits with a limit gets the buffer, regardless of all limits.
+    /// Otherwise, the buffer returns to the stock.
     pub(crate) fn give(&self, buffer: PageBuffer) {
         let mut state = locked(&self.state);
-        let limit = self.limit + state.reserved;
-        if buffer.size() != self.size {
-            return;
-        }
-        let mut surplus = None;
-        if self.made.load(Ordering::Relaxed) > limit && state.hurried == 0 {
-            self.made.fetch_sub(1, Ordering::Relaxed);
-            surplus = Some(buffer);
-        } else if state.hurried > 0 || state.free.len() < limit {
-            state.free.push(buffer);
-        }
-        drop(state);
-        if let Some(buffer) = surplus {
-            locked(&self.surplus).keep(buffer);
+        if state.hurried > state.handed.len() {
+            state.handed.push(buffer);
+            drop(state);
+        } else {
+            drop(state);
+            self.give_up(buffer);
         }
         // Wakes all waiting threads, because a thread that waits for a reserve may need several buffers.
         self.changed.notify_all();
     }
 
-    /// Makes a buffer a surplus buffer.
-    fn give_up(&self, buffer: PageBuffer) {
-        self.made.fetch_sub(1, Ordering::Relaxed);
-        locked(&self.surplus).keep(buffer);
+    /// Returns the buffer and the pieces of a batch. The pool counts the buffer until [`Self::give`], also if the buffer does
+    /// not come from the pool.
+    pub(crate) fn parts_of(&self, batch: PageBatch) -> (PageBuffer, Vec<Piece>) {
+        if batch.is_foreign() {
+            self.used.fetch_add(1, Ordering::Relaxed);
+        }
+        batch.into_parts()
     }
 
     /// Takes back the buffer of a batch. The pages in the buffer are discarded.
     pub(crate) fn give_batch(&self, batch: PageBatch) {
-        let (buffer, pieces) = batch.into_parts();
+        let (buffer, pieces) = self.parts_of(batch);
         self.give(buffer);
         self.give_pieces(pieces);
     }
 
     /// Takes back the memory of a list of pieces, for use by a later batch.
-    pub(crate) fn give_pieces(&self, mut pieces: Vec<Piece>) {
-        pieces.clear();
-        let mut state = locked(&self.state);
-        if state.pieces.len() < self.limit + state.reserved {
-            state.pieces.push(pieces);
-        }
+    pub(crate) fn give_pieces(&self, pieces: Vec<Piece>) {
+        self.stock.keep_pieces(pieces);
     }
 
     /// Makes every following request for a buffer fail with this error, and wakes the waiting threads. An earlier error
@@ -265,44 +252,37 @@ impl Pool {
         locked(&self.state).failure.clone()
     }
 
-    /// Returns a free buffer, or a new buffer if the limit and the reserve allow one more buffer.
+    fn may_use(&self, state: &State) -> bool {
+        self.used.load(Ordering::Relaxed) < self.limit + state.reserved
+    }
+
+    /// Returns an empty buffer if the limit and the reserve allow one more buffer, or if one was returned for a caller that
+    /// waits with a limit.
     fn take_one(&self, state: &mut State) -> Result<Option<PageBatch>> {
-        if let Some(free) = self.pop(state) {
-            return Ok(Some(free));
+        if let Some(handed) = self.take_handed(state) {
+            return Ok(Some(handed));
         }
-        let may_make = self.made.load(Ordering::Relaxed) < self.limit + state.reserved;
-        if may_make { self.spare().map(Some) } else { Ok(None) }
+        if self.may_use(state) { self.spare().map(Some) } else { Ok(None) }
     }
 
-    fn pop(&self, state: &mut State) -> Option<PageBatch> {
-        let (buffer, lent) = (state.free.pop()?, Lent::again(&self.made));
-        let pieces = state.pieces.pop().unwrap_or_else(|| self.no_pieces());
-        Some(PageBatch::lent(buffer, pieces, lent))
+    fn take_handed(&self, state: &mut State) -> Option<PageBatch> {
+        let buffer = state.handed.pop()?;
+        Some(PageBatch::lent(buffer, self.stock.pieces(), Lent::again(&self.used)))
     }
 
-    fn take_reserve(&self, state: &mut State, count: usize) -> Result<Option<Vec<PageBatch>>> {
-        state.reserved = count;
-        // Each call gives up at most one buffer, so that the number of buffers falls slowly.
-        if state.free.len() > count
-            && self.made.load(Ordering::Relaxed) > self.limit + count
-            && let Some(buffer) = state.free.pop()
-        {
-            self.give_up(buffer);
-        }
-        let missing = count.saturating_sub(state.free.len());
-        if missing > 0 && self.made.load(Ordering::Relaxed) + missing > self.limit + count {
-            return Ok(None);
-        }
-        let mut taken = Vec::with_capacity(count);
-        while taken.len() < count {
-            taken.push(self.pop(state).map_or_else(|| self.spare(), Ok)?);
-        }
-        Ok(Some(taken))
+    fn lend(&self, buffer: PageBuffer) -> PageBatch {
+        PageBatch::lent(buffer, self.stock.pieces(), Lent::count(&self.used))
     }
 
-    /// Returns an empty list with capacity for the maximum number of pieces: one piece for each page of a buffer.
-    fn no_pieces(&self) -> Vec<Piece> {
-        Vec::with_capacity(self.buffer_pages().get() as usize)
+    /// Returns the buffers to the stock that were meant for callers that have stopped waiting.
+    fn recall(&self, state: &mut State) {
+        let wanted = state.hurried.min(state.handed.len());
+        state.handed.drain(wanted..).for_each(|buffer| self.give_up(buffer));
+    }
+
+    fn give_up(&self, buffer: PageBuffer) {
+        self.used.fetch_sub(1, Ordering::Relaxed);
+        self.stock.keep(buffer);
     }
 }
 
@@ -324,11 +304,6 @@ impl<T: Fn(&Error)> Drop for OnPanic<T> {
     }
 }
 
-/// Locks a mutex. A panic of another thread does not make the protected state invalid.
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -339,11 +314,21 @@ mod tests {
         Ok(())
     }
 
+    fn pool() -> (Pool, BufferStock) {
+        let stock = BufferStock::new(PAGES);
+        let pool = Pool::new(1, stock.clone());
+        pool.prepare().unwrap();
+        (pool, stock)
+    }
+
+    fn used(pool: &Pool) -> usize {
+        pool.used.load(Ordering::Relaxed)
+    }
+
     #[test]
     fn spare_buffers_are_returned_before_a_checkpoint_lends_more() {
-        let pool = Pool::new(1, PAGES);
-        pool.fill().unwrap();
-        let mut spares: Vec<PageBatch> = (0..3).map(|_| pool.spare().unwrap()).collect();
+        let (pool, stock) = pool();
+        let mut spares: Vec<PageBatch> = (0..4).map(|_| pool.spare().unwrap()).collect();
         pool.limit_waits(Some(Duration::ZERO));
         assert!(matches!(pool.settle(nothing, 2), Err(Error::Slow(_))));
         pool.settle(nothing, 3).unwrap();
@@ -351,29 +336,26 @@ mod tests {
         pool.settle(nothing, 2).unwrap();
         spares.into_iter().for_each(|batch| pool.give_batch(batch));
         pool.settle(nothing, 0).unwrap();
-        assert_eq!(pool.total(), PAGES.bytes());
+        assert_eq!((used(&pool), stock.len()), (0, 4));
     }
 
-    /// A smaller reserve leaves free buffers beyond the limits. They are never returned, so a wait for them would not end.
     #[test]
-    fn free_buffers_of_a_larger_reserve_are_not_waited_for() {
-        let pool = Pool::new(1, PAGES);
-        pool.fill().unwrap();
-        pool.limit_waits(Some(Duration::ZERO));
-        pool.reserve(nothing, 9).unwrap().into_iter().for_each(|batch| pool.give_batch(batch));
-        let here = pool.reserve(nothing, 2).unwrap();
-        assert!(pool.total() > ByteCount(5 * PAGES.bytes().get()));
-        pool.settle(nothing, here.len()).unwrap();
-        assert_eq!(pool.total(), ByteCount(5 * PAGES.bytes().get()));
-        here.into_iter().for_each(|batch| pool.give_batch(batch));
-        assert_eq!(pool.total(), ByteCount(3 * PAGES.bytes().get()));
+    fn a_pool_without_a_checkpoint_holds_no_buffer_and_another_uses_it() {
+        let stock = BufferStock::new(PAGES);
+        let pools = [Pool::new(2, stock.clone()), Pool::new(2, stock.clone())];
+        for pool in pools.iter().chain(&pools) {
+            pool.prepare().unwrap();
+            let batches = [pool.take(nothing).unwrap(), pool.take_free().unwrap().unwrap()];
+            assert_eq!(pool.in_use(), ByteCount(2 * PAGES.bytes().get()));
+            batches.into_iter().for_each(|batch| pool.give_batch(batch));
+            assert_eq!((pool.in_use(), stock.len()), (ByteCount(0), 2));
+        }
     }
 
     /// A stopped subject waits for one buffer, and not until the store has written all spare buffers.
     #[test]
     fn a_hurried_caller_gets_the_next_returned_buffer() {
-        let pool = Pool::new(1, PAGES);
-        pool.fill().unwrap();
+        let (pool, stock) = pool();
         let mut lent: Vec<PageBatch> = vec![pool.take(nothing).unwrap()];
         lent.extend((0..3).map(|_| pool.spare().unwrap()));
         pool.limit_waits(Some(Duration::from_secs(20)));
@@ -386,15 +368,26 @@ mod tests {
             hurried.join().unwrap().unwrap();
         });
         lent.into_iter().for_each(|batch| pool.give_batch(batch));
-        assert_eq!(pool.total(), PAGES.bytes(), "without a wait, spare buffers are surplus");
+        assert_eq!((used(&pool), stock.len()), (0, 4));
+    }
+
+    #[test]
+    fn a_buffer_for_a_caller_that_has_stopped_waiting_returns_to_the_stock() {
+        let (pool, stock) = pool();
+        let lent = pool.take(nothing).unwrap();
+        locked(&pool.state).hurried = 1;
+        pool.give_batch(lent);
+        assert_eq!((used(&pool), stock.len()), (1, 0));
+        locked(&pool.state).hurried = 0;
+        pool.settle(nothing, 0).unwrap();
+        assert_eq!((used(&pool), stock.len()), (0, 1));
     }
 
     /// While a thread holds a reserve for a long time, the pool must still lend its own buffers. Returned buffers are
     /// lent again.
     #[test]
     fn a_reserve_that_is_held_takes_nothing_from_the_pool() {
-        let pool = Pool::new(1, PAGES);
-        pool.fill().unwrap();
+        let (pool, stock) = pool();
         let held: Vec<PageBatch> = (0..5).map(|_| pool.extend_reserve().unwrap()).collect();
         pool.limit_waits(Some(Duration::ZERO));
         for _ in 0..10 {
@@ -403,11 +396,27 @@ mod tests {
             pool.give_batch(batch);
         }
         held.into_iter().for_each(|batch| pool.give_batch(batch));
-        assert_eq!(pool.total(), ByteCount(6 * PAGES.bytes().get()));
-        // The next pause needs only one buffer in the reserve, so the surplus buffers are freed.
-        for _ in 0..6 {
-            pool.reserve(nothing, 1).unwrap().into_iter().for_each(|batch| pool.give_batch(batch));
-        }
-        assert_eq!(pool.total(), ByteCount(2 * PAGES.bytes().get()));
+        assert_eq!(stock.len(), 6);
+        assert_eq!(pool.reserve(nothing, 3).unwrap().len(), 3);
+    }
+
+    /// The buffers of a reserve are lent while at most `limit` other buffers are in use.
+    #[test]
+    fn a_new_reserve_waits_for_the_buffers_of_the_last_one() {
+        let (pool, _) = pool();
+        pool.limit_waits(Some(Duration::ZERO));
+        let mut last = pool.reserve(nothing, 3).unwrap();
+        assert!(matches!(pool.reserve(nothing, 1), Err(Error::Slow(_))));
+        last.drain(1..).for_each(|batch| pool.give_batch(batch));
+        assert_eq!(pool.reserve(nothing, 2).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_foreign_buffer_is_counted_only_while_it_is_written() {
+        let (pool, stock) = pool();
+        pool.give_batch(PageBatch::over(PageBuffer::new(PAGES.bytes()).unwrap()));
+        assert_eq!((used(&pool), stock.len()), (0, 2));
+        pool.give_batch(PageBatch::over(PageBuffer::new(PageCount(1).bytes()).unwrap()));
+        assert_eq!((used(&pool), stock.len()), (0, 2));
     }
 }

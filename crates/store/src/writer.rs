@@ -117,7 +117,7 @@ impl PageSink for ImageWriter {
 
     /// Allocates a buffer that does not belong to the pool, because the writing thread needs all buffers of the pool.
     fn spare(&self) -> Result<PageBatch> {
-        Ok(PageBatch::over(PageBuffer::new(self.pages.pool.size)?))
+        Ok(PageBatch::over(PageBuffer::new(self.pages.pool.size())?))
     }
 
     fn buffer_pages(&self) -> PageCount {

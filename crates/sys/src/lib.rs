@@ -30,6 +30,7 @@ pub mod file_lock;
 pub mod file_owner;
 pub mod file_rights;
 pub mod free_memory;
+pub mod heap;
 pub mod huge_pages;
 pub mod inotify;
 pub mod kcmp;

@@ -23,9 +23,9 @@ use crate::error::{Errno, Error, Result};
 use crate::feature;
 use crate::residence;
 
-/// Maximum number of regions that one PAGEMAP_SCAN request returns. A region is a range of pages with equal
+/// Usual maximum number of regions that one PAGEMAP_SCAN request returns. A region is a range of pages with equal
 /// properties. Further requests return the remaining regions.
-const REGIONS_PER_SCAN: usize = 4096;
+const REGIONS_PER_SCAN: usize = 1024;
 /// Maximum number of entries that the fallback reads at a time (512 KiB of entries, for 256 MiB of memory).
 const ENTRIES_PER_READ: usize = 65_536;
 
@@ -139,7 +139,13 @@ impl PageRegions {
     /// Creates a buffer for the regions of one request.
     #[must_use]
     pub fn new() -> Self {
-        Self { regions: vec![PageRegion::default(); REGIONS_PER_SCAN], used: 0 }
+        Self::with_room(REGIONS_PER_SCAN)
+    }
+
+    /// Creates a buffer for the regions of one request that returns at most `regions` regions.
+    #[must_use]
+    pub fn with_room(regions: usize) -> Self {
+        Self { regions: vec![PageRegion::default(); regions], used: 0 }
     }
 
     /// Returns the regions of the last request, in ascending order.
@@ -441,7 +447,8 @@ impl Pagemap {
     #[must_use]
     pub fn supports_scan(&self) -> bool {
         let nothing = AddressRange::new(Address(PAGE_BYTES), Address(2 * PAGE_BYTES));
-        self.scan(nothing, Categories::NONE, &mut PageRegions::new(), &mut FoundPages::default()).is_ok()
+        self.scan(nothing, Categories::NONE, &mut PageRegions::with_room(1), &mut FoundPages::default())
+            .is_ok()
     }
 
     /// Returns the open file, for requests of the trackers.

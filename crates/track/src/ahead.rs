@@ -36,6 +36,9 @@ const PIECES_MAX: usize = 48;
 /// worker would take as long as the scan.
 const SHARE_MIN: u64 = 8;
 
+/// Maximum number of regions in the result of one piece. The tracer scans the rest of a piece itself.
+const REGIONS_MAX: usize = 4096;
+
 /// The scan by workers, and its results.
 #[derive(Debug)]
 pub(crate) struct Ahead {
@@ -237,7 +240,7 @@ impl Work for Board {
 impl Piece {
     fn new() -> Self {
         let range = AddressRange { start: Address(0), end: Address(0) };
-        Self { range, state: PieceState::Taken, regions: PageRegions::new() }
+        Self { range, state: PieceState::Taken, regions: PageRegions::with_room(REGIONS_MAX) }
     }
 
     fn scan(&mut self, map: &Pagemap) {

@@ -11,16 +11,33 @@ use std::os::unix::fs::FileExt;
 use model::Pid;
 use sys::{Error, Result};
 
-/// Initial capacity in bytes, enough for about 600 mappings.
-const ROOM: usize = 64 * 1024;
+/// Initial capacity in bytes, enough for about 150 mappings.
+const ROOM: usize = 16 << 10;
 
 /// The open list of mappings of one process.
 #[derive(Debug)]
 pub struct Layout {
     pid: Pid,
     file: File,
-    before: Vec<u8>,
-    now: Vec<u8>,
+    before: Listed,
+    now: Listed,
+}
+
+/// A text in a buffer that is as long as the longest text so far, so that it is not cleared for each text.
+#[derive(Debug)]
+struct Listed {
+    buffer: Vec<u8>,
+    length: usize,
+}
+
+impl Listed {
+    fn new() -> Self {
+        Self { buffer: vec![0; ROOM], length: 0 }
+    }
+
+    fn text(&self) -> &[u8] {
+        &self.buffer[..self.length]
+    }
 }
 
 impl Layout {
@@ -28,38 +45,36 @@ impl Layout {
     pub fn open(pid: Pid) -> Result<Self> {
         let path = format!("/proc/{pid}/maps");
         let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
-        Ok(Self { pid, file, before: Vec::with_capacity(ROOM), now: Vec::with_capacity(ROOM) })
+        Ok(Self { pid, file, before: Listed::new(), now: Listed::new() })
     }
 
     /// Reads the list of mappings, and reports whether it differs from the previous list.
     pub fn changed(&mut self) -> Result<bool> {
         self.read()?;
         std::mem::swap(&mut self.before, &mut self.now);
-        Ok(self.before != self.now)
+        Ok(self.before.text() != self.now.text())
     }
 
     /// Returns the list that the last call of [`Self::changed`] has read.
     #[must_use]
     pub fn listed(&self) -> &[u8] {
-        &self.before
+        self.before.text()
     }
 
     fn read(&mut self) -> Result<()> {
-        let mut done = 0;
+        let Listed { buffer, length } = &mut self.now;
+        *length = 0;
         loop {
-            // The bytes beyond `done` are free. One read returns at most a page.
-            if self.now.len() < done + 4096 {
-                let room = self.now.capacity().max(done + 4096);
-                self.now.resize(room, 0);
+            // The bytes beyond `length` are free. One read returns at most a page.
+            if buffer.len() < *length + 4096 {
+                buffer.resize(2 * buffer.len(), 0);
             }
-            let read = self.file.read_at(&mut self.now[done..], done as u64);
+            let read = self.file.read_at(&mut buffer[*length..], *length as u64);
             match read.map_err(|error| Error::process("list the areas", self.pid, error))? {
-                0 => break,
-                count => done += count,
+                0 => return Ok(()),
+                count => *length += count,
             }
         }
-        self.now.truncate(done);
-        Ok(())
     }
 }
 

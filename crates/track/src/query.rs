@@ -105,7 +105,7 @@ fn guard() -> Categories {
         let nothing = AddressRange::new(Address(PAGE_BYTES), Address(2 * PAGE_BYTES));
         let query = PageQuery { reported: Categories::GUARD, ..PageQuery::default() };
         let map = Pagemap::open(Pid(std::process::id() as i32));
-        let asked = map.and_then(|map| map.select(&query, nothing, &mut PageRegions::new()));
+        let asked = map.and_then(|map| map.select(&query, nothing, &mut PageRegions::with_room(1)));
         match asked {
             Err(error) if error.errno == Errno::EINVAL => Categories::NONE,
             _ => Categories::GUARD,

@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use health::Interest;
 use model::{Pid, Signal};
+use store::BufferStock;
 use supervise::{Fault, SubjectStatus};
 use sys::clock::Clock;
 use sys::listener_holder::ListenerHolder;
@@ -153,6 +154,7 @@ impl Host {
         // Inherited files must be recorded before this process opens a file.
         let streams = Streams::inherited()?;
         require_features()?;
+        sys::heap::limit();
         sys::descriptor_table::raise_limit();
         sys::descriptor_table::enlarge()?;
         // Signals must be blocked before another thread starts. The new thread inherits the signal mask. Otherwise, the
@@ -162,6 +164,7 @@ impl Host {
             reaper: ProcessReaper::found()?,
             streams: Arc::new(streams),
             clock: Clock::default(),
+            buffers: BufferStock::default(),
             costs: CostMeter::new(),
             child_stops: Arc::default(),
             blocked_before: signals.blocked_before,

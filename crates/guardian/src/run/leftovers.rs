@@ -29,6 +29,10 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between two checks whether killed processes have ended.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
+/// Time after which the trees of all subjects are surveyed again, although no process has left a tree. A survey reads some
+/// files for each process of all subjects.
+const SURVEY_EVERY: Duration = Duration::from_secs(1);
+
 /// The identifier of one subject of this program.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Owner(u32);
@@ -57,6 +61,8 @@ struct Table {
     strangers: BTreeSet<Owner>,
     /// Descendants of the roots, as found by `survey`. A process stays in the list when its parent ends.
     members: HashMap<ProcessKey, Owner>,
+    /// The time of the next survey of all trees; `None` before the first one.
+    next_survey: Option<Deadline>,
 }
 
 impl Table {
@@ -67,6 +73,7 @@ impl Table {
             let found = descendants(root.pid).into_iter().map(|key| (key, *owner));
             self.members.extend(found);
         }
+        self.next_survey = Some(Deadline::after(SURVEY_EVERY));
     }
 
     fn owner_of(&self, key: ProcessKey) -> Option<Owner> {
@@ -180,10 +187,7 @@ impl ProcessReaper {
     /// reaped, because they may be roots that are being started. Returns whether an unknown child was not reaped.
     pub(crate) fn reap(&self, is_building: bool) -> bool {
         let mut is_left = false;
-        // The kernel makes the first thread of this program the parent of orphans.
-        let path = format!("/proc/{0}/task/{0}/children", self.own);
-        let children = procfs::read_text(&path).unwrap_or_default();
-        for pid in children.split_whitespace().filter_map(|word| word.parse().ok()).map(Pid) {
+        for pid in self.adopted() {
             let Ok(stat) = procfs::stat(pid) else { continue };
             let key = stat.key();
             if !stat.is_zombie() {
@@ -204,6 +208,14 @@ impl ProcessReaper {
             }
         }
         is_left
+    }
+
+    /// Returns the orphans that became children of this process, and the children of its first thread. The kernel makes
+    /// the first thread the parent of orphans.
+    fn adopted(&self) -> Vec<Pid> {
+        let children =
+            procfs::read_text(format!("/proc/{0}/task/{0}/children", self.own)).unwrap_or_default();
+        children.split_whitespace().filter_map(|word| word.parse().ok()).map(Pid).collect()
     }
 
     /// Reaps every dead child of a subject, except the root.
@@ -227,14 +239,16 @@ impl ProcessReaper {
         self.repeat((owner, root), known, spared, || self.reap_orphans(owner, root))
     }
 
-    /// Returns the living processes that have left the tree of a subject. They are now children of this process.
+    /// Returns the living processes that have left the tree of a subject. They are now children of this process. Reads
+    /// one file while no process has left the tree of any subject.
     pub(super) fn departed(&self, owner: Owner, root: Pid) -> Vec<ProcessKey> {
-        let children = self.children(owner).into_iter().filter(|pid| *pid != root);
-        children
-            .filter_map(|pid| procfs::stat(pid).ok())
-            .filter(|stat| !stat.is_zombie())
-            .map(|stat| stat.key())
-            .collect()
+        let mut adopted = self.adopted();
+        adopted.retain(|pid| *pid != root);
+        let roots: HashSet<Pid> = self.table().roots.values().map(|root| root.pid).collect();
+        let stats =
+            adopted.into_iter().filter(|pid| !roots.contains(pid)).filter_map(|pid| procfs::stat(pid).ok());
+        let living = stats.filter(|stat| !stat.is_zombie()).map(|stat| stat.key());
+        self.belonging(owner, living.collect())
     }
 
     /// Ends processes that remain after a failed restore. This process traces these unfinished processes. The dead root
@@ -312,12 +326,19 @@ impl ProcessReaper {
     /// Returns the children of this process that belong to a subject.
     fn children(&self, owner: Owner) -> Vec<Pid> {
         let children = procfs::children(self.own).unwrap_or_default();
-        let keys = children.into_iter().filter_map(|pid| procfs::key(pid).ok());
+        let keys = children.into_iter().filter_map(|pid| procfs::key(pid).ok()).collect();
+        self.belonging(owner, keys).into_iter().map(|key| key.pid).collect()
+    }
+
+    /// Returns the children of this process among `keys` that belong to a subject.
+    fn belonging(&self, owner: Owner, mut keys: Vec<ProcessKey>) -> Vec<ProcessKey> {
         let mut table = self.table();
+        keys.retain(|key| !table.is_foreign(*key));
         // If there is only one subject, all children belong to it, including orphans that no survey has seen in its
         // tree.
         let is_only = table.is_only();
-        if !is_only {
+        let is_due = table.next_survey.is_none_or(Deadline::has_passed);
+        if !is_only && (is_due || keys.iter().any(|key| table.owner_of(*key).is_none())) {
             table.survey();
         }
         let is_its_own = |key: &ProcessKey| match table.owner_of(*key).or_else(|| table.recognised(key.pid)) {
@@ -325,7 +346,8 @@ impl ProcessReaper {
             Some(found) => found == owner,
             None => is_traced_by_us(key.pid),
         };
-        keys.filter(|key| !table.is_foreign(*key) && is_its_own(key)).map(|key| key.pid).collect()
+        keys.retain(is_its_own);
+        keys
     }
 }
 

@@ -24,7 +24,7 @@ use engine::{
     Restored,
 };
 use model::{Pid, ProcessKey, Sequence};
-use store::{Store, SubjectName};
+use store::{BufferStock, Store, SubjectName};
 use supervise::{ChangedFiles, RestoreError, Survey};
 use sys::clock::Clock;
 use sys::listener_holder::Creation;
@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     pub(crate) streams: Arc<Streams>,
     /// The clock that decides what is due.
     pub(crate) clock: Clock,
+    /// The free page buffers of all logs.
+    pub(crate) buffers: BufferStock,
     /// Measures what checkpoints cost the subjects.
     pub(crate) costs: CostMeter,
     /// Whether the kernel reports the stops of children.

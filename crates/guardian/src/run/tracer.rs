@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Held, Taken};
 use model::{PageCount, ProcessKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use store::{LogOptions, LogWriter, RetentionPolicy, SegmentCompression, Store, SubjectName};
+use store::{BufferStock, LogOptions, LogWriter, RetentionPolicy, SegmentCompression, Store, SubjectName};
 use sys::Error;
 use sys::clock::Clock;
 use sys::packet_hold::PacketHold;
@@ -42,13 +42,19 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn new(store: &Store, name: &SubjectName, request: &RunRequest) -> Self {
+    pub(super) fn new(
+        store: &Store,
+        name: &SubjectName,
+        request: &RunRequest,
+        buffers: &BufferStock,
+    ) -> Self {
         let compression =
             request.compression.map(|codec| SegmentCompression::new(codec, request.compress_after));
         let options = LogOptions {
             keep: RetentionPolicy::thinned(request.keep),
             size: request.store_max,
             compression,
+            stock: buffers.clone(),
             ..LogOptions::default()
         };
         Self { store: store.clone(), name: name.clone(), options }

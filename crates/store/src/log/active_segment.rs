@@ -16,12 +16,9 @@ use super::background_writer::BackgroundWriter;
 use super::layout::{FIRST_BLOCK, SLOTS, segment_path};
 use crate::error::Result;
 use crate::medium::PageFile;
+use crate::stock::BufferStock;
 
 const BLOCK: usize = LOG_BLOCK_BYTES as usize;
-
-/// The size of a buffer for blobs. The delta and the root of an epoch fit into one buffer. A full index of a large
-/// subject needs several buffers, and writes of this size are efficient for the device.
-const STREAM_BYTES: ByteCount = ByteCount(256 << 10);
 
 /// The maximum number of buffers for blobs. One buffer is filled while the second buffer is written.
 const STREAMS_MAX: usize = 2;
@@ -73,11 +70,12 @@ struct Active {
     slot: u32,
 }
 
-/// The buffers for blobs: those that are free, and the number of all.
-#[derive(Debug, Default)]
+/// The buffers for blobs: where they come from, and how many are in use. The delta and the root of an epoch fit into one
+/// buffer. A full index of a large subject needs several buffers.
+#[derive(Debug)]
 struct StreamBuffers {
-    free: Vec<PageBuffer>,
-    made: usize,
+    stock: BufferStock,
+    used: usize,
 }
 
 /// A buffer that is being filled with blobs. The buffer will be written to the active segment, beginning at the block
@@ -96,6 +94,7 @@ impl ActiveSegment {
         background_writer: BackgroundWriter,
         length: ByteCount,
         wasted_max: PageCount,
+        stock: BufferStock,
     ) -> Self {
         Self {
             directory: directory.to_path_buf(),
@@ -105,7 +104,7 @@ impl ActiveSegment {
             files: Vec::new(),
             stream: None,
             owners: Vec::new(),
-            streams: StreamBuffers::default(),
+            streams: StreamBuffers { stock, used: 0 },
             slots: Vec::new(),
             returned: Vec::new(),
             written: 0,
@@ -302,7 +301,10 @@ impl ActiveSegment {
         let address = buffer.as_ptr().addr();
         let Some(place) = self.owners.iter().position(|(of, _)| *of == address) else { return };
         match self.owners.remove(place).1 {
-            Owner::Stream => self.streams.free.push(buffer),
+            Owner::Stream => {
+                self.streams.used -= 1;
+                self.streams.stock.keep(buffer);
+            }
             Owner::Slot => self.slots.push(buffer),
             owner => self.returned.push((owner, buffer)),
         }
@@ -324,12 +326,10 @@ impl ActiveSegment {
 
     fn stream_buffer(&mut self) -> Result<PageBuffer> {
         self.collect()?;
-        while self.streams.free.is_empty() && self.streams.made == STREAMS_MAX && self.wait()? {}
-        if let Some(buffer) = self.streams.free.pop() {
-            return Ok(buffer);
-        }
-        self.streams.made += 1;
-        Ok(PageBuffer::new(STREAM_BYTES)?)
+        while self.streams.used >= STREAMS_MAX && self.wait()? {}
+        let buffer = self.streams.stock.take_or_make()?;
+        self.streams.used += 1;
+        Ok(buffer)
     }
 }
 

@@ -18,8 +18,8 @@ use super::table::PageContent;
 use super::ticket::LogCommitted;
 use super::writer_thread::{OpenEpoch, Pending, WriterThread};
 use crate::error::{Error, Result};
+use crate::lock::locked;
 use crate::meta::CommitMeta;
-use crate::pool::locked;
 
 /// The file name in commit records of a log, because the format requires a name.
 const LOG_FILE: &str = "log";

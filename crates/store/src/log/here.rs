@@ -11,7 +11,7 @@ use model::Sequence;
 use super::ticket::{LogCommitted, TicketState};
 use super::writer_thread::WriterThread;
 use crate::error::Result;
-use crate::pool::locked;
+use crate::lock::locked;
 
 /// The writer of a log without its own thread. The writer works when a caller waits.
 #[derive(Debug, Default)]

@@ -44,7 +44,7 @@ pub(super) struct Opened {
 
 /// Opens the log in this directory, and creates the directory if it does not exist.
 pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOptions) -> Result<Opened> {
-    let shared = Arc::new(Shared::new(options.buffers.get(), options.buffer_pages)?);
+    let shared = Arc::new(Shared::new(options.buffers.get(), options.stock.clone())?);
     let lock = lock(&**medium, directory)?;
     let mut files = LogFiles::new(&**medium, directory);
     let Inventory { newest, there, kept, live, garbage } = Inventory::take(&mut files)?;
@@ -85,7 +85,13 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
     let generation = newest.as_ref().map_or(0, |newest| newest.slot.generation);
     let mut writer_thread = WriterThread {
         shared,
-        active_segment: ActiveSegment::new(directory, background_writer, length, options.wasted_max),
+        active_segment: ActiveSegment::new(
+            directory,
+            background_writer,
+            length,
+            options.wasted_max,
+            options.stock.clone(),
+        ),
         stamp: SlotStamp { log, generation, durable: LogPlace { segment: first, block: 0 } },
         state,
         // The first commit writes a full index, because the content of the next merged part is unknown.

@@ -14,6 +14,7 @@ use model::{ByteCount, PageCount};
 use sys::clock::Clock;
 
 use crate::codec::Codec;
+use crate::stock::BufferStock;
 
 /// The boundaries of the age intervals of `RetentionPolicy::thinned`. The policy keeps the newest checkpoints, and in
 /// addition one checkpoint of each interval.
@@ -144,11 +145,12 @@ pub enum LogThreads {
 /// Options for writing a log.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
-    /// The number of buffers in the pool. All buffers are allocated when the log is opened. This number does not
-    /// include the buffers that an epoch reserves for a pause.
+    /// The maximum number of buffers that a checkpoint uses. This number does not include the buffers that an epoch
+    /// reserves for a pause.
     pub buffers: NonZeroUsize,
-    /// The number of pages in a buffer.
-    pub buffer_pages: PageCount,
+    /// The stock of free buffers. Logs of one process should share a stock: then the memory does not depend on the number
+    /// of logs, but on the checkpoints that are taken at the same time.
+    pub stock: BufferStock,
     /// The size of a segment, if the log is created. An existing log keeps its segment size.
     pub segment: ByteCount,
     /// The retention policy.
@@ -191,7 +193,7 @@ impl Default for LogOptions {
         const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
         Self {
             buffers: BUFFERS,
-            buffer_pages: PageCount(512),
+            stock: BufferStock::default(),
             segment: ByteCount(8 << 20),
             keep: RetentionPolicy::default(),
             size: SizeLimit::default(),

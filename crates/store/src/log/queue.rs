@@ -13,15 +13,17 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use image::{RecordSet, SpaceId};
-use model::{AddressRange, PageCount, Sequence};
+use model::{AddressRange, Sequence};
 use rustix::event::EventfdFlags;
 use sys::clock::Stopwatch;
 
 use super::ticket::{Completion, LogCommitted, LogStatus, TicketState};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
+use crate::lock::locked;
 use crate::meta::CommitMeta;
-use crate::pool::{Pool, locked};
+use crate::pool::Pool;
+use crate::stock::BufferStock;
 
 /// The maximum number of epochs whose copying is finished, but whose data is not yet durable. One sync can cover all
 /// these epochs, while the pages of the next epoch are copied. With a higher number, the log would use more memory,
@@ -39,7 +41,7 @@ const AWAIT_HOLD_MAX: Duration = Duration::from_millis(100);
 const AWAIT_ROOM_POLL: Duration = Duration::from_millis(20);
 
 /// The maximum number of queued `Order::Drop` orders. A large program changes far fewer mappings in one epoch.
-const DROPS_MAX: usize = 4096;
+const DROPS_MAX: usize = 1024;
 
 /// The maximum number of completions that the event loop has not yet taken: many times the number of epochs in flight.
 /// If this number is reached, the next completion replaces the oldest one.
@@ -125,10 +127,9 @@ pub(super) struct Room {
 }
 
 impl Shared {
-    /// Returns a queue with a pool of `limit` buffers of `buffer_pages` pages. All buffers are allocated now.
-    pub(super) fn new(limit: usize, buffer_pages: PageCount) -> Result<Self> {
-        let pool = Pool::new(limit, buffer_pages);
-        pool.fill()?;
+    /// Returns a queue with a pool that uses at most `limit` buffers of a stock.
+    pub(super) fn new(limit: usize, stock: BufferStock) -> Result<Self> {
+        let pool = Pool::new(limit, stock);
         let mut state = State::default();
         let controls = 2 * (EPOCHS_IN_FLIGHT_MAX + 1);
         state.queue.reserve(limit + controls + DROPS_MAX);
@@ -331,10 +332,12 @@ impl Drop for Promise {
 
 #[cfg(test)]
 mod tests {
+    use model::PageCount;
+
     use super::*;
 
     fn failed() -> Arc<Shared> {
-        let shared = Arc::new(Shared::new(1, PageCount(1)).unwrap());
+        let shared = Arc::new(Shared::new(1, BufferStock::new(PageCount(1))).unwrap());
         shared.fail(&Error::Full(sys::Error::new("write", sys::Errno::ENOSPC)));
         shared
     }
@@ -370,7 +373,7 @@ mod tests {
 
     #[test]
     fn an_order_that_is_dropped_is_answered() {
-        let shared = Arc::new(Shared::new(1, PageCount(1)).unwrap());
+        let shared = Arc::new(Shared::new(1, BufferStock::new(PageCount(1))).unwrap());
         let ticket = Arc::new(TicketState::new(Sequence(1)));
         drop(finish(&shared, &ticket));
         assert_eq!(shared.take_completions().len(), 1);

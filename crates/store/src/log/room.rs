@@ -18,7 +18,7 @@ use super::queue::{EPOCHS_IN_FLIGHT_MAX, Room};
 use super::space;
 use super::writer_thread::WriterThread;
 use crate::error::Result;
-use crate::pool::locked;
+use crate::lock::locked;
 
 /// The next checkpoints are expected to be as large as the newest one. Room is kept for as many of them as can be in
 /// flight, and for the open one, so that checkpoints need not wait for each other.

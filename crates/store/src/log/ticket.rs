@@ -10,8 +10,8 @@ use model::{ByteCount, PageCount, Sequence};
 use sys::clock::Deadline;
 
 use crate::error::Result;
+use crate::lock::locked;
 use crate::meta::WriteTimings;
-use crate::pool::locked;
 
 /// A durable checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]

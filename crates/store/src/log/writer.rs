@@ -25,9 +25,9 @@ use super::queue::{EPOCHS_IN_FLIGHT_MAX, Finish, Order, Promise, Shared};
 use super::ticket::{Completion, LogStatus, TicketState};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
+use crate::lock::locked;
 use crate::medium::{Lock, Medium};
 use crate::meta::CommitMeta;
-use crate::pool::locked;
 use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 
 /// Writes a log. Several threads may share the writer by reference.
@@ -219,6 +219,7 @@ impl CheckpointSink for LogWriter {
         let (shared, here) = (Arc::clone(&self.shared), Arc::clone(&self.here));
         let epoch = Epoch { shared, here, sequence, finished: false };
         self.shared.pool.limit_waits(None);
+        self.shared.pool.prepare()?;
         self.shared.order(Order::Begin { sequence, full })?;
         self.last.store(sequence.get(), Ordering::Release);
         Ok(Some(Box::new(epoch)))

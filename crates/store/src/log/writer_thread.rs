@@ -26,9 +26,10 @@ use super::table::{BlockIndex, PageContent};
 use super::ticket::{LogCommitted, LogStatus};
 use crate::batch::PageBatch;
 use crate::error::{Error, Result};
+use crate::lock::locked;
 use crate::meta::WriteTimings;
 use crate::packer::{Packed, pack};
-use crate::pool::{OnPanic, locked};
+use crate::pool::OnPanic;
 use crate::reuse::{self, Allowance, Place, Unused};
 
 /// One of this number of blocks in an epoch may contain a wasted copy.
@@ -220,7 +221,7 @@ impl WriterThread {
     /// Writes a batch of pages of the open epoch.
     pub(super) fn append(&mut self, batch: PageBatch) -> Result<()> {
         self.make_room(batch.filled().get())?;
-        let (mut buffer, pieces) = batch.into_parts();
+        let (mut buffer, pieces) = self.shared.pool.parts_of(batch);
         let Some(mut epoch) = self.epoch.take() else {
             self.shared.pool.give(buffer);
             return Ok(());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use model::{ByteCount, PageCount, Sequence};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::io::Errno;
-use store::{Base, CheckpointSink, Error, ImageReader, LogOptions, Store, SubjectName, trust};
+use store::{Base, BufferStock, CheckpointSink, Error, ImageReader, LogOptions, Store, SubjectName, trust};
 
 use crate::common::{append, meta, options, records, verify, write_image};
 
@@ -69,7 +69,7 @@ fn write_log(store: &Store, name: &str, sequence: u64) {
     let options = LogOptions {
         segment: ByteCount(1 << 20),
         buffers: 3.try_into().unwrap(),
-        buffer_pages: PageCount(16),
+        stock: BufferStock::new(PageCount(16)),
         ..LogOptions::default()
     };
     let log = store.open_log(&subject(name), options).unwrap();

@@ -180,7 +180,7 @@ impl Ground {
             channels.mark_sockets(mark);
         }
         let watch = watch(request, choice, &claim, host, (&streams, mark))?;
-        let place = request.every.map(|_| Place::new(&store, &claim.name, request));
+        let place = request.every.map(|_| Place::new(&store, &claim.name, request, &host.buffers));
         let log = place.map(|place| place.open().map(|log| (place, log))).transpose()?;
         Ok(Self { store, claim, streams, watch, log })
     }
