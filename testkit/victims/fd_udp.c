@@ -3,6 +3,8 @@
 #include "victim.h"
 #include "victim_inet.h"
 
+#include <netinet/ip.h>
+
 #define WAITING 4
 
 struct socket_pair {
@@ -17,6 +19,9 @@ static struct socket_pair pairs[] = {
 	{ .name = "v6", .family = AF_INET6, .stream.seed = 2 },
 };
 static size_t families = 2;
+
+/* The IPv4 options of each datagram: three no-operations, and the end of the list. */
+static const unsigned char ip_options[4] = { IPOPT_NOP, IPOPT_NOP, IPOPT_NOP, IPOPT_END };
 
 static void setup(void)
 {
@@ -36,6 +41,7 @@ static void setup(void)
 	}
 	victim_set_socket_option(pairs[0].stream.out, IPPROTO_IP, IP_TTL, 33);
 	victim_set_socket_option(pairs[0].stream.in, IPPROTO_IP, IP_PKTINFO, 1);
+	must(setsockopt(pairs[0].stream.out, IPPROTO_IP, IP_OPTIONS, ip_options, sizeof(ip_options)));
 }
 
 static void work(void)
@@ -62,6 +68,10 @@ static void verify(void)
 	}
 	check(victim_socket_option(pairs[0].stream.out, IPPROTO_IP, IP_TTL) == 33, "IP_TTL");
 	check(victim_socket_option(pairs[0].stream.in, IPPROTO_IP, IP_PKTINFO) == 1, "IP_PKTINFO");
+	unsigned char options[40];
+	socklen_t size = sizeof(options);
+	must(getsockopt(pairs[0].stream.out, IPPROTO_IP, IP_OPTIONS, options, &size));
+	check(size == sizeof(ip_options) && memcmp(options, ip_options, size) == 0, "IP_OPTIONS: %u bytes", (unsigned)size);
 }
 
 static void sabotage(void)

@@ -40,17 +40,23 @@ struct Lab {
 
 impl Lab {
     fn new() -> Option<Self> {
+        Self::of("filler")
+    }
+
+    /// Compiles a subject.
+    fn of(subject: &str) -> Option<Self> {
         let folder =
             tempfile::TempDir::with_prefix_in("undying-budget-", env!("CARGO_TARGET_TMPDIR")).unwrap();
         let store = Store::open(&folder.path().join("store")).unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/filler.c");
-        let program = folder.path().join("filler");
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects").join(subject).with_extension("c");
+        let program = folder.path().join(subject);
         let outcome = Command::new("cc").args(["-O2", "-Wall", "-o"]).arg(&program).arg(source).status();
         if !outcome.is_ok_and(|status| status.success()) {
             println!("unsupported: a C compiler");
             return None;
         }
-        Some(Self { folder, store, name: "filler".parse().unwrap(), program })
+        Some(Self { folder, store, name: subject.parse().unwrap(), program })
     }
 
     fn start(&self, passes: u64) -> Child {
@@ -256,6 +262,44 @@ fn the_first_checkpoint_of_a_busy_program_wastes_few_copies() {
     // A single checkpoint can be delayed by other programs.
     let pages = (MIB << 20) >> 12;
     assert!(fewest < pages * 7 / 4, "{fewest} copies of {pages} pages");
+}
+
+/// Large mappings that come and go make most copies useless: the program has removed the pages when they are stored. Once,
+/// a checkpoint copied 18 times as many pages as the program had.
+#[test]
+fn mappings_that_come_and_go_cost_few_copies() {
+    const TRIES: u64 = 5;
+    const KEPT_MIB: u64 = 32;
+    const COMING_MIB: u64 = 48;
+    if !rustix::process::geteuid().is_root() {
+        return println!("unsupported: root");
+    }
+    let chosen = match track::choose("pagemap-scan") {
+        Ok(chosen) => chosen.kind,
+        Err(error) => return println!("unsupported: {error}"),
+    };
+    let Some(lab) = Lab::of("comer") else { return };
+    let pid = Pid(lab.start_with(KEPT_MIB, COMING_MIB).id() as i32);
+    let begun = Instant::now();
+    while !lab.said().exists() {
+        assert!(begun.elapsed() < LIMIT, "it fills no memory");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let log = lab.log();
+    let mut subject = Continuous::new(pid, chosen);
+    let pages = ((KEPT_MIB + COMING_MIB) << 20) >> 12;
+    let mut copies = Vec::new();
+    for number in 1..=TRIES {
+        let taken = subject.checkpoint(&log, &lab.options(number)).unwrap().unwrap();
+        report(&taken);
+        copies.push(taken.precopied.get() + taken.residual.get());
+        std::thread::sleep(EVERY);
+    }
+    kill(pid);
+    copies.sort_unstable();
+    // A single checkpoint can be delayed by other programs.
+    let (median, most) = (copies[TRIES as usize / 2], copies[TRIES as usize - 1]);
+    assert!(median < 2 * pages && most < 4 * pages, "{copies:?} copies of {pages} pages");
 }
 
 /// While a program is stopped, its processor is idle. A worker thread uses it, so that the slices are over sooner.

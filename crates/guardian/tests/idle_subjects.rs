@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use guardian::{ChangedFiles, Guarded, Host, RunRequest, StoreLocation, SubjectStatus};
 use model::{Pid, Signal};
+use rustix::process::{Resource, Rlimit};
 use tempfile::TempDir;
 use testkit::{ProcessId, until};
 use undying_guardian as guardian;
@@ -29,6 +30,8 @@ const THREADS_MAX: u64 = 7;
 const WORKERS_MAX: u64 = 16;
 /// Some 13 of them hold the program and the libraries that the checkpoints of the subject need.
 const DESCRIPTORS_MAX: u64 = 60;
+/// The usual soft limit of open descriptors.
+const USUAL_DESCRIPTORS: u64 = 1024;
 /// A clock tick of /proc/PID/stat.
 const TICK: Duration = Duration::from_millis(10);
 const TERM: Signal = Signal(15);
@@ -40,6 +43,13 @@ fn main() -> ExitCode {
     }
     let folder = TempDir::with_prefix_in("undying-idle-", env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = StoreLocation::new(Some(&folder.path().join("store"))).unwrap();
+    // The host raises its limit: the subjects need more descriptors than a shell usually allows.
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    assert!(
+        SUBJECTS as u64 * DESCRIPTORS_MAX > USUAL_DESCRIPTORS && limit.maximum.is_none_or(|max| max > 2048)
+    );
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(USUAL_DESCRIPTORS), ..limit })
+        .unwrap();
     let before = Cost::now();
     let mut host = Host::new().unwrap();
     for number in 0..SUBJECTS {

@@ -100,6 +100,9 @@ fn checkpoints_that_cost_too_much_are_taken_less_often() {
         is_new.then_some(costs)
     });
     assert_eq!(costs["max_percent"], 5.0);
+    // This program changes pages while they are copied.
+    assert!(costs["wasted_copies"].as_u64() > Some(0), "{costs}");
+    assert!(costs["wasted_copies"].as_u64() < costs["copied_pages"].as_u64(), "{costs}");
     assert!(costs["percent"].as_f64() > Some(0.0), "{costs}");
     assert!(costs["interval_us"].as_u64() > Some(20_000), "{costs}");
     let said = lab.say(["status"]);

@@ -189,6 +189,11 @@ fn a_complaint_is_answered_with_what_it_counts() {
         }
     }
     assert_eq!(system.incarnation("a"), 1);
+    until("the complaints in the metrics", || {
+        let printed = system.call(&["metrics"]).stdout;
+        let line = printed.lines().find(|line| line.starts_with("undying_complaints_weight"))?.to_owned();
+        line.ends_with(" 1.0").then_some(())
+    });
     let said = system.call(&["complain", "a", "--why", "slow", "--weight", "2"]);
     assert!(said.stderr.contains("2 of the quorum of 2, so a is restarted"), "{said:?}");
     system.await_incarnation("a", 2);

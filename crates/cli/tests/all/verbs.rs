@@ -597,5 +597,7 @@ fn a_pause_beyond_its_limit_is_shown() {
         std::fs::write(&path, status.to_string()).unwrap();
         let said = lab.say(["status", "job"]).stdout;
         assert_eq!(said.contains("10.0 ms, although pauses should take at most 5.0 ms"), is_shown, "{said}");
+        let head = said.lines().next().unwrap();
+        assert!(head.contains("PAUSE P99  PAUSE LIMIT") && !head.contains("MAX PAUSE"), "{said}");
     }
 }

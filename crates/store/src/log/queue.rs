@@ -371,6 +371,30 @@ mod tests {
         assert!(shared.take_completions().is_empty());
     }
 
+    /// Below the maximum size of the log, a checkpoint does not wait for the one before. Near it, checkpoints are taken as
+    /// often as the earlier ones become durable and are removed.
+    #[test]
+    fn near_its_maximum_size_a_log_makes_checkpoints_wait_for_each_other() {
+        let shared = Arc::new(Shared::new(1, BufferStock::new(PageCount(1))).unwrap());
+        let set = |disk: u64, in_flight: usize| {
+            let mut state = locked(&shared.state);
+            state.room = Some(Room { fits_below: 50, begins_below: 80 });
+            (state.status.disk, state.in_flight) = (model::ByteCount(disk), in_flight);
+        };
+        set(80, 1);
+        assert!(shared.await_room().unwrap());
+        set(81, 1);
+        assert!(!shared.has_room());
+        let begun = Stopwatch::start();
+        assert!(!shared.await_room().unwrap(), "the caller tries again later");
+        assert!(begun.elapsed() >= AWAIT_ROOM_MAX);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| shared.await_room().unwrap());
+            set(81, 0);
+            assert!(waiting.join().unwrap());
+        });
+    }
+
     #[test]
     fn an_order_that_is_dropped_is_answered() {
         let shared = Arc::new(Shared::new(1, BufferStock::new(PageCount(1))).unwrap());
