@@ -272,7 +272,8 @@ impl UndoError {
     }
 
     /// Reports whether this program lacked descriptors or memory, so that another attempt may succeed.
-    pub(crate) fn is_shortage(&self) -> bool {
+    #[must_use]
+    pub fn is_shortage(&self) -> bool {
         match self {
             Self::Kernel(error) | Self::Store(store::Error::Io(error)) => error.errno.is_shortage(),
             _ => false,

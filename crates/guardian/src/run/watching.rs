@@ -75,7 +75,28 @@ pub(super) fn choose(request: &RunRequest) -> Result<Choice> {
         return Ok(Choice::of(ChangedFiles::Keep));
     }
     let is_adopted = request.adopted().is_some();
-    let impossible = if is_adopted { Some(RUNS_ALREADY.to_owned()) } else { Watch::missing() };
+    choose_if(request, if is_adopted { Some(RUNS_ALREADY.to_owned()) } else { Watch::missing() })
+}
+
+/// Chooses the file policy of a run whose files cannot be rolled back after all, because the watch could not be started.
+/// Other subjects may have taken what [`choose`] has found free: the kernel limits the fanotify groups of a user. Returns
+/// `None` if the failure has another cause, or if rollback was requested by name.
+///
+/// # Errors
+///
+/// `OutputNeedsRewind` if output is held.
+pub(super) fn choose_after(request: &RunRequest, failure: &GuardianError) -> Result<Option<Choice>> {
+    match failure {
+        GuardianError::Undo(error) if error.is_shortage() && request.files.is_none() => {
+            choose_if(request, Some(failure.to_string())).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Chooses the file policy of a run with checkpoints. `impossible` is the reason why files cannot be rolled back.
+fn choose_if(request: &RunRequest, impossible: Option<String>) -> Result<Choice> {
+    let is_adopted = request.adopted().is_some();
     let (policy, why) = choose_files(request.files, impossible.clone())?;
     if request.holds_output {
         check_output(request, policy, why.as_ref().filter(|_| !is_adopted))?;
@@ -404,11 +425,35 @@ mod tests {
         }
     }
 
+    fn request() -> RunRequest {
+        let what = super::super::request::Guarded::Command(vec!["true".into()]);
+        RunRequest::new(what, crate::StoreLocation::new(Some(std::path::Path::new("/nowhere"))).unwrap())
+    }
+
+    #[test]
+    fn a_program_starts_without_rollback_if_the_watch_finds_no_resources() {
+        let failed = |errno| {
+            let error = sys::Error::new("create a fanotify group", sys::Errno(errno));
+            GuardianError::Undo(undo::UndoError::Kernel(error))
+        };
+        const EMFILE: i32 = 24;
+        const EIO: i32 = 5;
+        let chosen = choose_after(&request(), &failed(EMFILE)).unwrap().unwrap();
+        assert_eq!(chosen.policy, ChangedFiles::Trim);
+        assert!(chosen.no_rewind.unwrap().contains("fanotify"));
+        assert!(choose_after(&request(), &failed(EIO)).unwrap().is_none());
+        let asked = RunRequest { files: Some(ChangedFiles::Rewind), ..request() };
+        assert!(choose_after(&asked, &failed(EMFILE)).unwrap().is_none());
+        let holding = RunRequest { holds_output: true, ..request() };
+        assert!(matches!(
+            choose_after(&holding, &failed(EMFILE)),
+            Err(GuardianError::OutputNeedsRewind { .. })
+        ));
+    }
+
     #[test]
     fn output_is_held_only_by_checkpoints_that_a_restart_uses() {
-        let what = super::super::request::Guarded::Command(vec!["true".into()]);
-        let store = crate::StoreLocation::new(Some(std::path::Path::new("/nowhere"))).unwrap();
-        let request = RunRequest { holds_output: true, ..RunRequest::new(what, store) };
+        let request = RunRequest { holds_output: true, ..request() };
         for policy in [ChangedFiles::Rewind, ChangedFiles::Keep, ChangedFiles::Refuse] {
             check_output(&request, policy, None).unwrap();
         }

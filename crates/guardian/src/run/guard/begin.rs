@@ -55,11 +55,11 @@ use crate::time;
 pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Foreground) -> Result<Guard> {
     let started_as = earlier::recognise(&mut request)?;
     request.adopted().map_or(Ok(()), refuse_own)?;
-    let choice = watching::choose(&request)?;
+    let mut choice = watching::choose(&request)?;
     let mut tracking = tracking(&request)?;
     let output = request.holds_output.then(|| held_output(&request, &host)).transpose()?;
     let Ground { store, mut claim, streams, watch, log } =
-        Ground::prepare(&request, &choice, &host, output.as_ref().map(HeldOutput::mark))?;
+        Ground::prepare(&request, &mut choice, &host, output.as_ref().map(HeldOutput::mark))?;
     tracking.watch = watch.of_checkpoints();
     tracking.hold = output.as_ref().map(HeldOutput::hold);
     let mut children = request.child_signals.then(Children::listen).transpose()?;
@@ -162,10 +162,10 @@ struct Ground {
 }
 
 impl Ground {
-    /// `mark` is the mark of sockets whose output is held.
+    /// `mark` is the mark of sockets whose output is held. Changes `choice` if the files cannot be watched.
     fn prepare(
         request: &RunRequest,
-        choice: &Choice,
+        choice: &mut Choice,
         host: &Arc<Shared>,
         mark: Option<SocketMark>,
     ) -> Result<Self> {
@@ -179,7 +179,13 @@ impl Ground {
             channels.expect_stops();
             channels.mark_sockets(mark);
         }
-        let watch = watch(request, choice, &claim, host, (&streams, mark))?;
+        let watch = match watch(request, choice, &claim, host, (&streams, mark)) {
+            Err(error) => {
+                *choice = watching::choose_after(request, &error)?.ok_or(error)?;
+                watch(request, choice, &claim, host, (&streams, mark))?
+            }
+            outcome => outcome?,
+        };
         let place = request.every.map(|_| Place::new(&store, &claim.name, request, &host.buffers));
         let log = place.map(|place| place.open().map(|log| (place, log))).transpose()?;
         Ok(Self { store, claim, streams, watch, log })
