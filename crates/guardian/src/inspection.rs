@@ -18,7 +18,11 @@ use crate::ancestry;
 use crate::error::{GuardianError, Result};
 use crate::exit::ExitCode;
 use crate::location::StoreLocation;
+use crate::room::Room;
 use crate::streams::{self, Streams};
+
+/// With room for fewer programs, `doctor` advises to raise a limit.
+const ROOM_MIN: u64 = 16;
 
 /// The kind of checkpoint for which `preflight` lists obstacles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -166,6 +170,7 @@ pub fn doctor(location: &StoreLocation) -> DoctorReport {
         features::REGISTRY.iter().map(|entry| check(entry, &directory)).collect();
     checks.push(check_store(location, &directory));
     checks.push(check_files());
+    checks.extend(check_room(Room::here()));
     DoctorReport { ok: checks.iter().all(|check| check.state != CheckState::Missing), checks }
 }
 
@@ -246,6 +251,30 @@ fn check_store(location: &StoreLocation, directory: &Path) -> DoctorCheck {
             None => Ok(format!("images live in {}", location.path().display())),
         },
     )
+}
+
+/// Checks how many programs a guardian can protect.
+fn check_room(room: Room) -> [DoctorCheck; 2] {
+    let judged = |room: Option<u64>, limit: Option<u64>, what: &str, fix| match room.zip(limit) {
+        None => Ok(format!("{what} any number of programs: the kernel sets no limit")),
+        Some((room, limit)) => {
+            let detail = format!("{what} about {room} programs: the limit is {limit}");
+            if room < ROOM_MIN { Err((CheckState::Degraded, detail, fix)) } else { Ok(detail) }
+        }
+    };
+    let descriptors = judged(
+        room.programs(),
+        room.descriptors,
+        "a guardian has descriptors for",
+        "raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE= of a service)",
+    );
+    let groups = judged(
+        room.rolled_back(),
+        room.groups,
+        "all guardians of this user can roll back files of",
+        "raise fs.fanotify.max_user_groups (sysctl)",
+    );
+    [DoctorCheck::of("descriptors", descriptors), DoctorCheck::of("file-groups", groups)]
 }
 
 /// Checks whether the files of a program under `run` can be rolled back with the program.

@@ -30,6 +30,7 @@ mod once;
 mod own_lines;
 mod pidfile;
 mod record;
+mod room;
 mod run;
 mod signals;
 mod started_as;
@@ -65,6 +66,7 @@ pub use record::{
     Brings, ConnectionsReport, CostsReport, Death, DeathNow, FreshReport, LateReport, PauseMicroseconds,
     RefusalReport, SlicesReport, StoredReport, SubjectFacts, SubjectState, VerifiedReport,
 };
+pub use room::lacks_for;
 pub use run::{
     COMPRESS_AFTER_DEFAULT, ComponentChannels, CostMax, Damaged, EVERY_DEFAULT, EVERY_MIN,
     FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,

@@ -58,6 +58,9 @@ impl Verb for Check {
         for (row, components) in system.start_order().iter().enumerate() {
             print::line(format_args!("{}. {}", row + 1, components.join(", ")))?;
         }
+        if !matches.get_flag("file-only") {
+            guardian::lacks_for(&system).iter().for_each(|lack| print::say(format_args!("undying: {lack}")));
+        }
         Ok(0)
     }
 }

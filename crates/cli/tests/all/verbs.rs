@@ -193,11 +193,40 @@ fn doctor_has_the_keys_of_the_contract() {
     assert!(report["ok"].is_boolean());
     let checks = report["checks"].as_array().unwrap();
     assert!(checks.len() > 8);
+    for name in ["descriptors", "file-groups"] {
+        assert!(checks.iter().any(|check| check["name"] == name), "{name}");
+    }
     for check in checks {
         assert_has(check, &["name", "state", "detail", "fix"]);
         assert!(["ok", "degraded", "missing"].contains(&check["state"].as_str().unwrap()), "{check}");
         assert_eq!(check["state"] == "ok", check["fix"] == "", "{check}");
     }
+}
+
+#[test]
+fn a_check_says_for_how_many_components_the_limits_suffice() {
+    let lab = Lab::new();
+    let file = lab.path("many.toml");
+    let of_one = |number: usize| {
+        format!(
+            "[component.c{number}]\ncommand = [\"/bin/true\"]\npolicy = \"checkpointed\"\nfiles = \"keep\"\n"
+        )
+    };
+    std::fs::write(&file, format!("[system]\nname = \"many\"\n{}", (0..40).map(of_one).collect::<String>()))
+        .unwrap();
+    let check = |limit: u64, more: &str| {
+        let script = format!("ulimit -n {limit}; exec \"$0\" check \"$1\" {more}");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_undying")]).arg(&file);
+        let said = lab.call(lab.detached(&mut command));
+        assert_eq!(said.code, Some(0), "{said:?}");
+        assert!(said.stdout.starts_with("many: 40 components"), "{said:?}");
+        said.stderr
+    };
+    let few = check(1024, "");
+    assert!(few.contains("suffices for about 12 of 40 components") && few.contains("help: raise"), "{few}");
+    assert_eq!(check(4096, ""), "");
+    assert_eq!(check(1024, "--file-only"), "");
 }
 
 #[test]
