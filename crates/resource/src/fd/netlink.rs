@@ -441,7 +441,7 @@ mod tests {
             let mut buffer = [0; 64];
             let error = socket::peek(copy.as_fd(), &mut buffer).unwrap_err();
             assert_eq!(error.errno.0, ENOBUFS);
-            socket::forget_messages(copy.as_fd()).unwrap();
+            while rustix::net::recv(&copy, &mut buffer, rustix::net::RecvFlags::DONTWAIT).is_ok() {}
             assert!(events(&copy).unwrap().is_empty());
             assert_eq!(
                 socket_option::get_int(copy.as_fd(), RECEIVE_BUFFER).unwrap(),
