@@ -146,12 +146,17 @@ impl BufferStock {
             return;
         }
         let mut state = locked(&self.state);
-        if (state.free.len() as u64 + 1) * self.size.get() <= held_memory_max().get() {
-            state.free.push(Free { buffer, is_lent: false });
-            state.lend_beyond_ready();
-        } else {
+        if (state.free.len() as u64 + 1) * self.size.get() > held_memory_max().get() {
             drop(state);
-            drop(buffer);
+            return drop(buffer);
+        }
+        state.free.push(Free { buffer, is_lent: false });
+        let beyond = state.take_beyond_ready();
+        // A stopped subject may wait for the lock, and this advice takes as long as copying some pages.
+        drop(state);
+        if let Some(mut buffer) = beyond {
+            buffer.lend();
+            locked(&self.state).free.insert(0, Free { buffer, is_lent: true });
         }
     }
 
@@ -191,13 +196,12 @@ impl State {
         taken.map(|free| free.buffer)
     }
 
-    /// Lends the newest buffer that is not ready for the next checkpoint. All older ones are lent already.
-    fn lend_beyond_ready(&mut self) {
-        let place = self.free.len().checked_sub(self.ready + 1);
-        if let Some(free) = place.and_then(|place| self.free.get_mut(place)).filter(|free| !free.is_lent) {
-            free.buffer.lend();
-            free.is_lent = true;
-        }
+    /// Removes and returns the newest buffer that is not ready for the next checkpoint, unless it is lent already. All
+    /// older ones are lent.
+    fn take_beyond_ready(&mut self) -> Option<PageBuffer> {
+        let place = self.free.len().checked_sub(self.ready + 1)?;
+        let is_lent = self.free.get(place)?.is_lent;
+        (!is_lent).then(|| self.free.remove(place).buffer)
     }
 
     /// Removes and returns some buffers that were not needed lately. The last decision was made `since` ago.

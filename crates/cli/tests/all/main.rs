@@ -6,6 +6,7 @@ mod accepted;
 mod bad_input;
 mod by_hand;
 mod chain;
+mod check;
 mod child_signal;
 mod common;
 mod connections;

@@ -2,8 +2,8 @@
 //! the queue, for example a buffer of pages. An *epoch* is a checkpoint in progress.
 //!
 //! Owns: the queued orders; the eventfd that reports completions.
-//! Invariants: queueing an order and taking a buffer neither allocate nor wait for the device. The writer receives the
-//! orders first in, first out. Every ticket (the future result of an epoch) is completed, even if the writer fails.
+//! Invariants: queueing an order and taking a buffer do not wait for the device, and queueing allocates only beyond
+//! `DROPS_READY` dropped ranges. The writer receives the orders first in, first out. Every ticket (the future result of an epoch) is completed, even if the writer fails.
 //! Does not: write to the log.
 
 use std::collections::VecDeque;
@@ -41,7 +41,10 @@ const AWAIT_HOLD_MAX: Duration = Duration::from_millis(100);
 const AWAIT_ROOM_POLL: Duration = Duration::from_millis(20);
 
 /// The maximum number of queued `Order::Drop` orders. A large program changes far fewer mappings in one epoch.
-const DROPS_MAX: usize = 1024;
+const DROPS_MAX: usize = 4096;
+
+/// The number of these orders for which memory is allocated in advance.
+const DROPS_READY: usize = 1024;
 
 /// The maximum number of completions that the event loop has not yet taken: many times the number of epochs in flight.
 /// If this number is reached, the next completion replaces the oldest one.
@@ -132,7 +135,7 @@ impl Shared {
         let pool = Pool::new(limit, stock);
         let mut state = State::default();
         let controls = 2 * (EPOCHS_IN_FLIGHT_MAX + 1);
-        state.queue.reserve(limit + controls + DROPS_MAX);
+        state.queue.reserve(limit + controls + DROPS_READY);
         let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let event = event.map_err(|errno| sys::Error::new("create an eventfd", errno))?;
         let (state, orders, changed) = (Mutex::new(state), Condvar::new(), Condvar::new());
