@@ -157,9 +157,6 @@ pub enum EngineError {
     /// The subject opened a file with O_DIRECT while the memory of the subject was being copied.
     #[error("the program began to read past the page cache while its memory was copied")]
     Unsteady,
-    /// Another subject of the same checkpoint group could not be stopped in time.
-    #[error("another subject of the group could not be stopped in time; this subject continues to run")]
-    GroupBroken,
     /// A clock of this machine shows an earlier time than at the checkpoint.
     /// Row: clock-behind
     #[error(

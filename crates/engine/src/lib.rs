@@ -20,7 +20,7 @@ mod restore;
 mod sharing;
 
 pub use capture::{
-    CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, GroupMember, Held,
+    CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, Held,
     MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Phase, Phases, Preference, Slices, Taken, Tracking, Tuning, preflight,
 };
 pub use error::{EngineError, Result};
@@ -35,10 +35,10 @@ pub use restore::{
 };
 pub use undo::watch::Boundary;
 
-use model::Pid;
 use store::OpenCheckpoint;
+use tracee::Roots;
 
-/// Takes one checkpoint of a process and all its descendants. With `kill`, the tree is killed after the image is
+/// Takes one checkpoint of the root processes and all their descendants. With `kill`, the tree is killed after the image is
 /// committed.
 ///
 /// # Errors
@@ -46,9 +46,9 @@ use store::OpenCheckpoint;
 /// The reason why the tree cannot be captured, or the error of the sink. `NotRestorable` with `kill`, if a restore would
 /// refuse the checkpoint. The tree continues after each error.
 pub fn checkpoint(
-    root: Pid,
+    roots: impl Into<Roots>,
     sink: Box<dyn OpenCheckpoint>,
     options: &CheckpointOptions,
 ) -> Result<CheckpointReport> {
-    capture::checkpoint(root, sink, options, restore::check_restorable)
+    capture::checkpoint(&roots.into(), sink, options, restore::check_restorable)
 }

@@ -18,10 +18,10 @@ const VERSION: u32 = 1;
 /// memory object in an image. The page spaces of processes are numbered from zero.
 const OBJECT_SPACES: u32 = 0x8000_0000;
 
-/// The process tree: the processes, and a checksum that this kernel must match at a restore.
+/// The process trees of the subject: the processes, and a checksum that this kernel must match at a restore.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TreeMessage {
-    /// The pids: the root first, parents before their children.
+    /// The pids: the roots first, parents before their children.
     #[prost(int32, repeated, tag = "1")]
     pub pids: Vec<i32>,
     /// Checksum of the vDSO code. The stacks of the threads can contain addresses in the vDSO.
@@ -36,6 +36,9 @@ pub(crate) struct TreeMessage {
     /// CLOCK_BOOTTIME at the checkpoint, in nanoseconds; 0 in older images.
     #[prost(uint64, tag = "5")]
     pub boottime_ns: u64,
+    /// The number of root processes; 0 in older images, which have one.
+    #[prost(uint32, tag = "6")]
+    pub roots: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -46,7 +46,7 @@ pub(crate) enum Homeless {
     SeveralParents,
 }
 
-/// The [`Birth`] of every process of a tree except the root.
+/// The [`Birth`] of every process except the roots.
 #[derive(Debug, Default)]
 pub(crate) struct Births {
     of: HashMap<Pid, Birth>,
@@ -62,25 +62,24 @@ impl Births {
     /// Determines the birth of each process. In `relations`, parents must precede their children.
     pub(crate) fn of(relations: &[Relation]) -> Self {
         let mut births = Self::default();
-        let Some(root) = relations.first() else { return births };
         let by_pid: HashMap<Pid, &Relation> = relations.iter().map(|one| (one.pid, one)).collect();
         // The session in which each process starts; pid 0 for the first session of a root that leads a session.
-        let mut born_in = HashMap::from([(root.pid, root.session)]);
-        if root.session == root.pid {
-            born_in.insert(root.pid, Pid(0));
-        }
-        for one in &relations[1..] {
-            let Some(parent) = by_pid.get(&one.parent) else { continue };
+        let mut born_in = HashMap::new();
+        for one in relations {
+            let Some(parent) = by_pid.get(&one.parent) else {
+                born_in.insert(one.pid, if one.session == one.pid { Pid(0) } else { one.session });
+                continue;
+            };
             let early = born_in.get(&parent.pid).copied().unwrap_or(Pid(0));
             let (birth, session) = births.find(one, parent, early, &by_pid);
             births.of.insert(one.pid, birth);
             born_in.insert(one.pid, session);
         }
-        births.find_dead_groups(root, relations, &by_pid);
+        births.find_dead_groups(relations, &by_pid);
         births
     }
 
-    /// Returns the birth of a process; [`Birth::Child`] for the root and for an unknown process.
+    /// Returns the birth of a process; [`Birth::Child`] for a root and for an unknown process.
     pub(crate) fn birth(&self, pid: Pid) -> Birth {
         self.of.get(&pid).copied().unwrap_or(Birth::Child)
     }
@@ -114,15 +113,10 @@ impl Births {
         (Birth::Placeholder, one.session)
     }
 
-    fn find_dead_groups(
-        &mut self,
-        root: &Relation,
-        relations: &[Relation],
-        by_pid: &HashMap<Pid, &Relation>,
-    ) {
+    fn find_dead_groups(&mut self, relations: &[Relation], by_pid: &HashMap<Pid, &Relation>) {
         let mut known: HashSet<Pid> = self.dead_sessions.iter().map(|(session, _)| *session).collect();
-        // If the leader of the root's group is outside the tree, the restoring process's group replaces this group.
-        known.insert(root.group);
+        // If the leader of a root's group is outside the tree, the restoring process's group replaces this group.
+        known.extend(relations.iter().filter(|one| !by_pid.contains_key(&one.parent)).map(|root| root.group));
         for one in relations {
             if !by_pid.contains_key(&one.group) && known.insert(one.group) {
                 self.dead_groups.push((one.group, one.pid));

@@ -3,16 +3,15 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use model::{Pid, Sequence, Signal};
 use store::{LogOptions, LogWriter, Store, SubjectName};
+use tracee::Roots;
 use undying_engine::{
-    CheckpointOptions, Continuous, FilePolicy, Files, GroupMember, Held, Phase, PidPolicy, RestoreOptions,
-    Taken, restore,
+    CheckpointOptions, Continuous, FilePolicy, Files, Held, PidPolicy, RestoreOptions, Taken, restore,
 };
 
 /// The time for which a subject is held. With `UNDYING_LONG_TESTS`, `HELD_LONG` is used instead.
@@ -27,11 +26,26 @@ struct Ring {
     name: SubjectName,
     said: PathBuf,
     child: Child,
+    roots: Roots,
     _folder: tempfile::TempDir,
 }
 
 impl Ring {
     fn start() -> Option<Self> {
+        Self::start_with(|_| None)
+    }
+
+    /// Starts three processes that are children of this process.
+    fn start_apart() -> Option<Self> {
+        let mut ring = Self::start_with(|folder| Some(folder.join("pids")))?;
+        assert!(ring.child.wait().unwrap().success());
+        let pids = std::fs::read_to_string(ring.said.with_file_name("pids")).unwrap();
+        let mut pids = pids.split_whitespace().map(|pid| Pid(pid.parse().unwrap()));
+        ring.roots = Roots::new(pids.next().unwrap(), pids);
+        Some(ring)
+    }
+
+    fn start_with(pids: impl FnOnce(&Path) -> Option<PathBuf>) -> Option<Self> {
         let folder = tempfile::TempDir::with_prefix_in("undying-hold-", env!("CARGO_TARGET_TMPDIR")).unwrap();
         let program = folder.path().join("ring");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/subjects/ring.c");
@@ -44,10 +58,11 @@ impl Ring {
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let said = folder.path().join("said");
         let mut command = Command::new(program);
-        command.arg(&said).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.arg(&said).args(pids(folder.path())).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
         let store = Store::open(&folder.path().join("store")).unwrap();
-        let ring = Self { store, name: "ring".parse().unwrap(), said, child, _folder: folder };
+        let roots = Roots::from(Pid(child.id() as i32));
+        let ring = Self { store, name: "ring".parse().unwrap(), said, child, roots, _folder: folder };
         ring.await_more_than(0);
         Some(ring)
     }
@@ -57,7 +72,7 @@ impl Ring {
     }
 
     fn subject(&self) -> Continuous {
-        Continuous::new(self.pid(), track::choose("auto").unwrap().kind)
+        Continuous::new(&self.roots, track::choose("auto").unwrap().kind)
     }
 
     fn log(&self) -> LogWriter {
@@ -89,9 +104,9 @@ impl Ring {
     }
 
     /// Waits until all pids of a killed subject are free.
-    fn await_end(&mut self, processes: &[Pid]) {
-        // The tracer is a thread of this process, and may already have reaped the subject.
-        let _ = self.child.wait();
+    fn await_end(&self, processes: &[Pid]) {
+        // Another test may have made this process the parent of orphans.
+        processes.iter().for_each(|pid| reap(*pid));
         let begun = Instant::now();
         while processes.iter().any(|pid| tracee::procfs::stat(*pid).is_ok()) {
             assert!(begun.elapsed() < LIMIT, "processes are left");
@@ -104,13 +119,19 @@ impl Ring {
         let reader = self.store.image(&self.name, sequence).unwrap();
         let files = Files { policy: FilePolicy::Keep, ..Files::default() };
         let options = RestoreOptions { pid: PidPolicy::Same, files, ..RestoreOptions::default() };
-        let root = restore(reader, options).unwrap().root;
+        let roots = restore(reader, options).unwrap().roots;
+        assert_eq!(roots, self.roots);
         let number = self.number();
         self.await_more_than(number + 10_000);
-        sys::signal::send(root, Signal(9)).unwrap();
-        let raw = rustix::process::Pid::from_raw(root.get()).unwrap();
-        rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::empty()).unwrap();
+        roots.iter().for_each(|root| sys::signal::send(root, Signal(9)).unwrap());
+        roots.iter().for_each(reap);
     }
+}
+
+fn reap(child: Pid) {
+    let raw = rustix::process::Pid::from_raw(child.get()).unwrap();
+    // The tracer is a thread of this process, and may already have reaped the child.
+    let _ = rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::empty());
 }
 
 fn is_supported() -> bool {
@@ -141,7 +162,7 @@ fn connected_processes_are_held_and_resumed_or_killed_and_restored() {
     if !is_supported() {
         return;
     }
-    let Some(mut ring) = Ring::start() else { return };
+    let Some(ring) = Ring::start() else { return };
     let log = ring.log();
     let mut subject = ring.subject();
     subject.checkpoint(&log, &ring.options(1)).unwrap();
@@ -171,52 +192,29 @@ fn connected_processes_are_held_and_resumed_or_killed_and_restored() {
     ring.restore(committed.sequence);
 }
 
-/// Captures subjects as a group, with one thread for each subject. Holds the subjects, then kills or resumes them.
-fn capture_group(rings: &[&Ring], logs: &[LogWriter], number: u64, is_killed: bool) {
-    let all_captured = Barrier::new(rings.len());
-    let moments = Mutex::new(Vec::new());
-    let (all_captured, moments) = (&all_captured, &moments);
-    std::thread::scope(|scope| {
-        for ((member, ring), log) in GroupMember::of_group(rings.len()).into_iter().zip(rings).zip(logs) {
-            scope.spawn(move || {
-                let mut subject = ring.subject();
-                let captured = subject.checkpoint_of_group(log, &ring.options(number), member);
-                let (taken, held) = captured.unwrap().expect("the log is not far behind");
-                let began = taken.phases.began;
-                moments
-                    .lock()
-                    .unwrap()
-                    .push((began + taken.phases[Phase::Stop], began + taken.phases.pause()));
-                all_captured.wait();
-                assert_held(ring);
-                assert_eq!(taken.ticket.wait().unwrap().sequence, Sequence(number));
-                all_captured.wait();
-                if is_killed { held.kill().unwrap() } else { held.resume().unwrap() }
-            });
-        }
-    });
-    let moments = moments.lock().unwrap();
-    let (stopped, captured) = (moments.iter().map(|one| one.0), moments.iter().map(|one| one.1));
-    // The last subject was stopped before the first subject was captured.
-    assert!(stopped.max() <= captured.min(), "{moments:?}");
-}
-
 #[test]
-fn a_group_is_stopped_before_any_of_it_is_captured() {
+fn processes_without_a_common_parent_are_captured_at_one_moment_and_restored_together() {
     if !is_supported() {
         return;
     }
-    let (Some(mut one), Some(mut other)) = (Ring::start(), Ring::start()) else { return };
-    let logs = [one.log(), other.log()];
-    capture_group(&[&one, &other], &logs, 1, false);
-    for ring in [&one, &other] {
-        ring.await_more_than(ring.number() + 1_000);
+    // The processes of the ring become children of this process.
+    rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1)).unwrap();
+    let Some(ring) = Ring::start_apart() else { return };
+    let log = ring.log();
+    let mut subject = ring.subject();
+    for number in [1, 2] {
+        subject.checkpoint(&log, &ring.options(number)).unwrap();
+        let number = ring.number();
+        ring.await_more_than(number + 1_000);
     }
-    let processes = [&one, &other].map(|ring| tracee::tree::descendants(ring.pid()).unwrap());
-    capture_group(&[&one, &other], &logs, 2, true);
-    logs.into_iter().for_each(|log| log.close().unwrap());
-    for (ring, processes) in [&mut one, &mut other].into_iter().zip(processes) {
-        ring.await_end(&processes);
-        ring.restore(Sequence(2));
-    }
+    let (taken, held) = hold(&ring, &mut subject, &log, 3);
+    assert_held(&ring);
+    let committed = taken.ticket.wait().unwrap();
+    held.kill().unwrap();
+    let roots: Vec<Pid> = ring.roots.iter().collect();
+    assert_eq!(roots.len(), 3);
+    ring.await_end(&roots);
+    drop(subject);
+    log.close().unwrap();
+    ring.restore(committed.sequence);
 }

@@ -152,7 +152,6 @@ fn of_engine(error: &EngineError) -> ExitCode {
         | EngineError::FilesNotRecorded
         | EngineError::NoProcess(_)
         | EngineError::Changed(_)
-        | EngineError::GroupBroken
         | EngineError::Unsteady => ExitCode::Refused,
         EngineError::Permission { .. }
         | EngineError::KernelDiffers(_)

@@ -29,4 +29,5 @@ pub use post_restore_tracer::{FdHolder, PostRestoreTracer};
 pub use remote::{Gadgets, RemoteError, RemoteSession};
 pub use stub::Stub;
 pub use thread::{Running, Stopped, Thread};
+pub use tree::Roots;
 pub use worker_pool::{Urgent, Work, WorkerPool};

@@ -1,9 +1,11 @@
 //! Finds the processes of a subject.
 //!
-//! Owns: the search for a process and all its descendants.
-//! Invariants: parents come before their children.
+//! Owns: the search for the root processes and all their descendants.
+//! Invariants: the roots come first, and parents before their children.
 //! Does not: stop a process, so the result may be out of date immediately; `freeze` repeats the search until
 //! it is stable.
+
+use std::sync::Arc;
 
 use model::Pid;
 use sys::{Errno, Result};
@@ -14,15 +16,68 @@ use crate::procfs;
 /// bomb.
 pub const PROCESSES_MAX: usize = 32_768;
 
-/// Returns a process and all its descendants, including zombies, with parents before their children.
-pub fn descendants(root: Pid) -> Result<Vec<Pid>> {
-    let mut found = vec![root];
+/// The root processes of a subject. No root descends from another root.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Roots {
+    first: Pid,
+    others: Arc<[Pid]>,
+}
+
+impl Roots {
+    /// Returns the roots of a subject that has several root processes.
+    #[must_use]
+    pub fn new(first: Pid, others: impl IntoIterator<Item = Pid>) -> Self {
+        Self { first, others: others.into_iter().collect() }
+    }
+
+    /// Returns the root that names the subject in messages.
+    #[must_use]
+    pub fn first(&self) -> Pid {
+        self.first
+    }
+
+    /// Returns all roots.
+    pub fn iter(&self) -> impl Iterator<Item = Pid> + use<'_> {
+        std::iter::once(self.first).chain(self.others.iter().copied())
+    }
+
+    /// Reports whether the process is a root.
+    #[must_use]
+    pub fn contains(&self, pid: Pid) -> bool {
+        self.iter().any(|root| root == pid)
+    }
+
+    /// Returns the number of roots, which is never zero.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        1 + self.others.len()
+    }
+}
+
+impl From<Pid> for Roots {
+    fn from(root: Pid) -> Self {
+        Self { first: root, others: Arc::default() }
+    }
+}
+
+impl From<&Roots> for Roots {
+    fn from(roots: &Roots) -> Self {
+        roots.clone()
+    }
+}
+
+/// Returns the roots and all their descendants, including zombies, with parents before their children.
+pub fn descendants(roots: impl Into<Roots>) -> Result<Vec<Pid>> {
+    let roots = roots.into();
+    let mut found: Vec<Pid> = roots.iter().collect();
     let mut next = 0;
     while next < found.len() && found.len() < PROCESSES_MAX {
         match procfs::children(found[next]) {
             Ok(children) => found.extend(children),
             // A descendant that has ended meanwhile has no children.
-            Err(error) if next > 0 && (error.errno == Errno::ENOENT || error.errno == Errno::ESRCH) => {}
+            Err(error)
+                if next >= roots.count()
+                    && (error.errno == Errno::ENOENT || error.errno == Errno::ESRCH) => {}
             Err(error) => return Err(error),
         }
         next += 1;

@@ -9,10 +9,9 @@
 use std::time::SystemTime;
 
 use image::{RecordSet, Timings};
-use model::Pid;
 use resource::Obstacle;
 use store::CommitMeta;
-use tracee::{StoppedTree, tree};
+use tracee::{Roots, StoppedTree, tree};
 use track::Moment;
 
 use super::descriptors::{Descriptors, Duplicates};
@@ -48,10 +47,11 @@ enum Recheck {
 /// exist for less time than a scan takes.
 const SCANS_MAX: usize = 3;
 
-/// Returns all obstacles to a checkpoint of a process and its descendants.
-pub fn preflight(root: Pid, options: &CheckpointOptions) -> Result<Vec<Obstacle>> {
-    tree::descendants(root).map_err(|_| EngineError::NoProcess(root))?;
-    match inspect(root, options) {
+/// Returns all obstacles to a checkpoint of the roots and their descendants.
+pub fn preflight(roots: impl Into<Roots>, options: &CheckpointOptions) -> Result<Vec<Obstacle>> {
+    let roots = roots.into();
+    tree::descendants(&roots).map_err(|_| EngineError::NoProcess(roots.first()))?;
+    match inspect(&roots, options) {
         Ok(_) => Ok(Vec::new()),
         Err(EngineError::Refused(obstacles)) => Ok(obstacles),
         Err(error) => Err(error),
@@ -60,22 +60,22 @@ pub fn preflight(root: Pid, options: &CheckpointOptions) -> Result<Vec<Obstacle>
 
 /// Inspects a subject while it runs. If that is impossible, stops the subject for the inspection and resumes
 /// it afterwards.
-pub(super) fn inspect(root: Pid, options: &CheckpointOptions) -> Result<Before> {
-    if let Some(before) = inspect_running(root, options)? {
+pub(super) fn inspect(roots: &Roots, options: &CheckpointOptions) -> Result<Before> {
+    if let Some(before) = inspect_running(roots, options)? {
         return Ok(before);
     }
-    let _stopped = StoppedTree::stop(root)?;
-    inspect_stopped(root, options)
+    let _stopped = StoppedTree::stop(roots)?;
+    inspect_stopped(roots, options)
 }
 
 /// Inspects a subject while it runs, and repeats the inspection after transient failures. Such a failure
 /// occurs if a process calls execve(2) during the inspection, or holds, for a short time, an object that
 /// cannot be saved. Returns `None` if all attempts failed in this way. The subject can then be inspected only
 /// while it is stopped.
-pub(super) fn inspect_running(root: Pid, options: &CheckpointOptions) -> Result<Option<Before>> {
-    let mut retries = Retries::of(SCANS, root);
+pub(super) fn inspect_running(roots: &Roots, options: &CheckpointOptions) -> Result<Option<Before>> {
+    let mut retries = Retries::of(SCANS, roots);
     loop {
-        match Before::inspect(root, options, Moment::Running) {
+        match Before::inspect(roots, options, Moment::Running) {
             Ok(before) => return Ok(Some(before)),
             Err(error) => match retries.after(error) {
                 Verdict::Again(wait) => std::thread::sleep(wait),
@@ -86,14 +86,14 @@ pub(super) fn inspect_running(root: Pid, options: &CheckpointOptions) -> Result<
     }
 }
 
-pub(super) fn inspect_stopped(root: Pid, options: &CheckpointOptions) -> Result<Before> {
-    Before::inspect(root, options, Moment::Stopped).map_err(EngineError::or_refusal)
+pub(super) fn inspect_stopped(roots: &Roots, options: &CheckpointOptions) -> Result<Before> {
+    Before::inspect(roots, options, Moment::Stopped).map_err(EngineError::or_refusal)
 }
 
 impl Before {
     /// Inspects a tree. Returns `Refused` if there is an obstacle.
-    pub(super) fn inspect(root: Pid, options: &CheckpointOptions, moment: Moment) -> Result<Self> {
-        let mut before = Self { processes: Processes::of(root), ..Self::default() };
+    pub(super) fn inspect(roots: &Roots, options: &CheckpointOptions, moment: Moment) -> Result<Self> {
+        let mut before = Self { processes: Processes::of(roots), ..Self::default() };
         before.descriptors.options = options.clone();
         before.processes.survey(&mut before.objects)?;
         before.processes.read_vdso()?;

@@ -12,7 +12,6 @@ mod before;
 mod continuous;
 mod copier;
 mod descriptors;
-mod group;
 mod mapping_flags;
 mod objects;
 mod options;
@@ -31,10 +30,10 @@ mod watched;
 use std::time::{Duration, SystemTime};
 
 use image::{Commit, RecordSet, Timings};
-use model::{PageCount, Pid};
+use model::PageCount;
 use store::{OpenCheckpoint, PageBatch, PageSink};
 use sys::clock::Stopwatch;
-use tracee::{Freezer, Urgent};
+use tracee::{Freezer, Roots, Urgent};
 use track::TrackerKind;
 
 pub use crate::capture::before::preflight;
@@ -43,7 +42,6 @@ pub use crate::capture::continuous::{
     Comparison, Continuous, Difference, MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Slices, Taken,
     Tracking, Tuning,
 };
-pub use crate::capture::group::GroupMember;
 pub use crate::capture::options::CheckpointOptions;
 use crate::capture::pages::WholeMemory;
 pub(crate) use crate::capture::pages::without;
@@ -72,20 +70,20 @@ struct Completed {
     timings: Timings,
 }
 
-/// Takes one checkpoint of a process and all its descendants. With `kill`, `check` makes the checks of a restore on the
+/// Takes one checkpoint of the roots and all their descendants. With `kill`, `check` makes the checks of a restore on the
 /// records and the time of the capture, before the image is committed and the tree is killed.
 pub(crate) fn checkpoint(
-    root: Pid,
+    roots: &Roots,
     sink: Box<dyn OpenCheckpoint>,
     options: &CheckpointOptions,
     check: fn(RecordSet, SystemTime) -> Result<()>,
 ) -> Result<CheckpointReport> {
     let started = Stopwatch::start();
-    let scanned = inspect_running(root, options)?;
+    let scanned = inspect_running(roots, options)?;
     let kind = scanned.as_ref().and_then(worth_tracking);
     let outcome = match (kind, scanned) {
-        (Some(kind), Some(scanned)) => take_tracked(root, kind, scanned, &*sink, options),
-        (_, scanned) => take_whole(root, scanned, &*sink, options),
+        (Some(kind), Some(scanned)) => take_tracked(roots, kind, scanned, &*sink, options),
+        (_, scanned) => take_whole(roots, scanned, &*sink, options),
     };
     let Completed { mut before, held, time, timings } = outcome?;
     let completed = before.processes.complete_mappings(&mut before.objects).and_then(|()| before.records());
@@ -131,7 +129,7 @@ fn worth_tracking(scanned: &Before) -> Option<&'static dyn TrackerKind> {
 /// Captures the subject with pre-copy: most pages are copied while the subject runs. Calls `take_whole` if
 /// the subject cannot be tracked.
 fn take_tracked(
-    root: Pid,
+    roots: &Roots,
     kind: &'static dyn TrackerKind,
     mut before: Before,
     sink: &dyn PageSink,
@@ -139,10 +137,10 @@ fn take_tracked(
 ) -> Result<Completed> {
     // A single checkpoint has no limit for the pause.
     let tuning = Tuning { max_pause: None, ..Tuning::default() };
-    let mut subject = Continuous::new(root, kind).tuned(tuning);
+    let mut subject = Continuous::new(roots, kind).tuned(tuning);
     let Some(stopped) = subject.stop_once(&mut before, sink)? else {
         drop((subject, before));
-        return take_whole(root, inspect_running(root, options)?, sink, options);
+        return take_whole(roots, inspect_running(roots, options)?, sink, options);
     };
     let continuous::StoppedCapture { captured, arming, reserve } = stopped;
     let time = captured.0.time;
@@ -161,15 +159,15 @@ fn take_tracked(
 /// Captures the subject without pre-copy: all pages are copied inside the pause. Most failures occur before
 /// the first page is copied. Such an attempt leaves no data in the image, so the attempt can be repeated.
 fn take_whole(
-    root: Pid,
+    roots: &Roots,
     mut scanned: Option<Before>,
     sink: &dyn PageSink,
     options: &CheckpointOptions,
 ) -> Result<Completed> {
-    let mut retries = Retries::of(CAPTURES, root);
+    let mut retries = Retries::of(CAPTURES, roots);
     loop {
         let mut memory = WholeMemory::new(sink, first_buffer(scanned.as_ref(), sink)?);
-        match capture_whole(root, scanned, &mut memory, options) {
+        match capture_whole(roots, scanned, &mut memory, options) {
             Ok((captured, mut before)) => {
                 let time = captured.0.time;
                 let (timings, held) = resume_or_hold(captured, options)?;
@@ -179,7 +177,7 @@ fn take_whole(
             Err(error) if memory.is_empty => std::thread::sleep(retries.after(error).again()?),
             Err(error) => return Err(error),
         }
-        scanned = inspect_running(root, options)?;
+        scanned = inspect_running(roots, options)?;
     }
 }
 
@@ -195,13 +193,13 @@ fn first_buffer(scanned: Option<&Before>, sink: &dyn PageSink) -> Result<PageBat
 }
 
 fn capture_whole(
-    root: Pid,
+    roots: &Roots,
     scanned: Option<Before>,
     memory: &mut WholeMemory<'_>,
     options: &CheckpointOptions,
 ) -> Result<(Captured, Before)> {
-    let stopped = Stopped::stop(&mut Freezer::default(), root, Urgent::begin(), Phases::new())?;
-    let mut before = scanned.map_or_else(|| inspect_stopped(root, options), Ok)?;
+    let stopped = Stopped::stop(&mut Freezer::default(), roots, Urgent::begin(), Phases::new())?;
+    let mut before = scanned.map_or_else(|| inspect_stopped(roots, options), Ok)?;
     let capture = stopped.capture(&mut before, memory);
     match capture.inspect_err(|_| before.descriptors.release())? {
         Capture::Whole(captured) => Ok((captured, before)),

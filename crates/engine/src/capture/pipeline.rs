@@ -11,10 +11,10 @@
 use std::marker::PhantomData;
 use std::time::SystemTime;
 
-use model::Pid;
+
 use resource::state;
 use sys::clock::{Clock, Stopwatch};
-use tracee::{Freezer, StoppedTree, Urgent};
+use tracee::{Freezer, Roots, StoppedTree, Urgent};
 
 use super::before::Before;
 use super::phases::{Phase, Phases};
@@ -88,11 +88,11 @@ pub struct Held {
 
 impl Stopped {
     /// Stops a subject. `phases` contains the durations of the phases before the stop.
-    pub(super) fn stop(freezer: &mut Freezer, root: Pid, urgent: Urgent, mut phases: Phases) -> Result<Self> {
+    pub(super) fn stop(freezer: &mut Freezer, roots: &Roots, urgent: Urgent, mut phases: Phases) -> Result<Self> {
         // The clock is read before the stop, so all actions of the subject before this time are in the
         // checkpoint.
         let time = Clock::default().wall();
-        let tree = freezer.stop(root)?;
+        let tree = freezer.stop(roots)?;
         phases.began = tree.began;
         phases[Phase::Stop] = tree.began.elapsed();
         Ok(Self { tree, urgent, time, phases })
@@ -114,12 +114,6 @@ impl Stopped {
             Some(part) => Capture::Part(self, part),
             None => Capture::Whole(Captured(self)),
         })
-    }
-
-    /// Extends the duration of the stop phase to the present time. Called when all other subjects of the
-    /// group are stopped, too.
-    pub(super) fn note_stopped(&mut self) {
-        self.phases[Phase::Stop] = self.phases.began.elapsed();
     }
 
     /// Resumes the subject, captured or not.

@@ -10,7 +10,7 @@ use std::fs::File;
 
 use image::{RecordSet, SpaceId};
 use model::{AddressRange, Pid};
-use tracee::StoppedTree;
+use tracee::{Roots, StoppedTree};
 
 use super::address_space::AddressSpace;
 use super::before::{Before, inspect_stopped};
@@ -36,19 +36,21 @@ pub(crate) struct Present {
 /// Inspects a stopped tree. Transient failures are retried, because the kernel may still be finishing an
 /// action that the tree began before the stop.
 pub(crate) fn present(tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
-    let root = tree.processes.first().map(|process| process.pid);
-    let root = root.ok_or_else(|| EngineError::Changed("no process of it is left".to_owned()))?;
-    let mut retries = Retries::of(CAPTURES, root);
+    let roots = tree.roots.clone();
+    if tree.processes.is_empty() {
+        return Err(EngineError::Changed("no process of it is left".to_owned()));
+    }
+    let mut retries = Retries::of(CAPTURES, &roots);
     loop {
-        match inspect(root, tree, options) {
+        match inspect(&roots, tree, options) {
             Ok(present) => return Ok(present),
             Err(error) => std::thread::sleep(retries.after(error).again()?),
         }
     }
 }
 
-fn inspect(root: Pid, tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
-    let mut before = inspect_stopped(root, options)?;
+fn inspect(roots: &Roots, tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
+    let mut before = inspect_stopped(roots, options)?;
     let mut pages = Pages(None);
     let taken = pipeline::take(tree, &mut Phases::new(), &mut before, &mut pages);
     let outcome = taken.and_then(|part| match part {

@@ -12,7 +12,7 @@ use model::{PageCount, Pid};
 use resource::memory;
 use sys::clock;
 use tracee::procfs::{self, Mapping, Stat};
-use tracee::{StoppedProcess, StoppedTree, tree};
+use tracee::{Roots, StoppedProcess, StoppedTree, tree};
 use track::Moment;
 
 use super::objects::Objects;
@@ -24,8 +24,8 @@ use crate::sharing;
 
 #[derive(Default)]
 pub(super) struct Processes {
-    pub(super) root: Pid,
-    /// Every process, including zombies. Parents precede their children.
+    pub(super) roots: Roots,
+    /// Every process, including zombies. The roots come first, and parents precede their children.
     pub(super) order: Vec<Pid>,
     pub(super) living: HashMap<Pid, Process>,
     zombies: HashMap<Pid, Stat>,
@@ -38,8 +38,8 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    pub(super) fn of(root: Pid) -> Self {
-        Self { root, ..Self::default() }
+    pub(super) fn of(roots: &Roots) -> Self {
+        Self { roots: roots.clone(), ..Self::default() }
     }
 
     /// Returns the living processes. Parents precede their children.
@@ -55,7 +55,7 @@ impl Processes {
 
     /// Scans the processes of a tree. Only new processes are inspected completely.
     pub(super) fn survey(&mut self, objects: &mut Objects) -> Result<()> {
-        self.order = tree::descendants(self.root).map_err(|error| no_process(self.root, error))?;
+        self.order = tree::descendants(&self.roots).map_err(|error| no_process(self.roots.first(), error))?;
         self.zombies.clear();
         let mut space = self.next_space();
         let mut known = std::mem::take(&mut self.living);
@@ -63,7 +63,7 @@ impl Processes {
             let stat = match procfs::stat(pid) {
                 Ok(stat) => stat,
                 // The process ended after it was listed. The stop updates the list.
-                Err(error) if is_gone(&error) && pid != self.root => continue,
+                Err(error) if is_gone(&error) && !self.roots.contains(pid) => continue,
                 Err(error) => return Err(no_process(pid, error)),
             };
             if stat.is_zombie() {
@@ -80,15 +80,18 @@ impl Processes {
                     self.living.insert(pid, process);
                     space.0 += 1;
                 }
-                Err(error) if error.says_gone() && pid != self.root => {}
+                Err(error) if error.says_gone() && !self.roots.contains(pid) => {}
                 // The process has just started, and lacks the code for remote calls (system calls that a
                 // stopped thread executes for this program). It is inspected in the pause.
-                Err(error) if error.lacks_code().is_some() && pid != self.root && self.is_continuous => {}
+                Err(error) if error.lacks_code().is_some() && !self.roots.contains(pid) && self.is_continuous => {}
                 Err(error) => return Err(error),
             }
         }
         self.note_forks();
-        if self.living.contains_key(&self.root) { Ok(()) } else { Err(EngineError::NoProcess(self.root)) }
+        match self.roots.iter().find(|root| !self.living.contains_key(root)) {
+            None => Ok(()),
+            Some(root) => Err(EngineError::NoProcess(root)),
+        }
     }
 
     fn next_space(&self) -> SpaceId {
@@ -212,8 +215,8 @@ impl Processes {
     /// Sorts the processes so that parents precede their children. A restore creates processes in this order,
     /// but the stopped tree lists living processes and zombies separately.
     fn parents_first(&self, mut pids: Vec<Pid>) -> Result<Vec<Pid>> {
-        let mut sorted = vec![self.root];
-        pids.retain(|pid| *pid != self.root);
+        let mut sorted: Vec<Pid> = self.roots.iter().collect();
+        pids.retain(|pid| !self.roots.contains(*pid));
         let mut parents = HashMap::new();
         for pid in &pids {
             parents.insert(*pid, procfs::stat(*pid)?.ppid);
@@ -233,7 +236,7 @@ impl Processes {
     /// Reads the code of the vDSO and computes its checksum. The code is the same in all processes. The tree
     /// must have been scanned before.
     pub(super) fn read_vdso(&mut self) -> Result<()> {
-        let Some(Process { space, .. }) = self.living.get(&self.root) else { return Ok(()) };
+        let Some(Process { space, .. }) = self.living.get(&self.roots.first()) else { return Ok(()) };
         if let Some(mapping) = space.mappings.iter().find(|mapping| mapping.name == "[vdso]") {
             let code = space.memory.read_vec(mapping.range.start, mapping.range.len())?;
             self.vdso_checksum = image::Checksum::of(&code).get();
@@ -247,6 +250,7 @@ impl Processes {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let tree = TreeMessage {
             pids,
+            roots: u32::try_from(self.roots.count()).unwrap_or(u32::MAX),
             vdso_checksum: self.vdso_checksum,
             boot: clock::boot_id(),
             monotonic_ns: nanoseconds(clock::monotonic()),

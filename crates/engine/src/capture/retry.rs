@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use model::Pid;
 use resource::{Obstacle, ResourceError};
-use tracee::procfs;
+use tracee::{Roots, procfs};
 
 use crate::error::{EngineError, Result};
 
@@ -47,7 +47,7 @@ pub(crate) const CAPTURES: Policy =
 #[derive(Debug)]
 pub(crate) struct Retries {
     policy: Policy,
-    root: Pid,
+    roots: Roots,
     failed: usize,
     refused: usize,
     /// The obstacles that all refusals so far have found.
@@ -76,16 +76,17 @@ impl Verdict {
 }
 
 impl Retries {
-    pub(crate) fn of(policy: Policy, root: Pid) -> Self {
-        Self { policy, root, failed: 0, refused: 0, lasting: Vec::new() }
+    pub(crate) fn of(policy: Policy, roots: impl Into<Roots>) -> Self {
+        Self { policy, roots: roots.into(), failed: 0, refused: 0, lasting: Vec::new() }
     }
 
     /// Decides whether another attempt follows a failed attempt.
     pub(crate) fn after(&mut self, error: EngineError) -> Verdict {
-        if !is_alive(self.root) && error.says_gone() {
-            return Verdict::Lasting(EngineError::NoProcess(self.root));
+        let dead = self.roots.iter().find(|root| !is_alive(*root));
+        if let Some(root) = dead.filter(|_| error.says_gone()) {
+            return Verdict::Lasting(EngineError::NoProcess(root));
         }
-        if !is_transient(&error) || !is_alive(self.root) {
+        if !is_transient(&error) || dead.is_some() {
             return Verdict::Lasting(error);
         }
         let error = match self.refusal(error) {
@@ -103,7 +104,7 @@ impl Retries {
     fn ended(&self, error: &EngineError) -> EngineError {
         let text = error.to_string();
         let first = text.lines().next().unwrap_or_default();
-        EngineError::Changed(format!("processes below pid {} ended: {first}", self.root))
+        EngineError::Changed(format!("processes below pid {} ended: {first}", self.roots.first()))
     }
 
     /// Counts a refusal. After `refusals_max` refusals, returns `Err` for an obstacle that all refusals have
@@ -211,10 +212,6 @@ mod tests {
     fn what_another_attempt_would_find_too_is_not_tried_again() {
         let damaged = |_| EngineError::Incomplete(String::new());
         assert!(matches!(attempts(Retries::of(CAPTURES, root()), damaged), (1, true, _)));
-        assert!(matches!(
-            attempts(Retries::of(CAPTURES, root()), |_| EngineError::GroupBroken),
-            (1, true, _)
-        ));
     }
 
     #[test]

@@ -86,23 +86,22 @@ fn check_ids(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Checks that each process except the root has a parent, and that the parent comes first in the plan.
+/// Checks that each process except the roots has a parent, and that the parent comes first in the plan.
 fn check_family(plan: &Plan) -> Result<()> {
-    let mut generations: HashMap<i32, u32> = HashMap::new();
-    for process in &plan.processes {
+    let roots = plan.roots();
+    let mut generations: HashMap<i32, u32> = roots.iter().map(|root| (root.pid.get(), 0)).collect();
+    for process in &plan.processes[roots.len()..] {
         let generation = match generations.get(&process.message.parent) {
-            None if generations.is_empty() => 0,
             Some(parent) if *parent < GENERATIONS_MAX => parent + 1,
             Some(_) => return Err(incomplete(format!("pid {} is too far from the root", process.pid))),
             None => return Err(incomplete(format!("pid {} has no parent in the image", process.pid))),
         };
         generations.insert(process.pid.get(), generation);
     }
-    let root = &plan.processes[0];
-    if generations.contains_key(&root.message.parent) {
-        return Err(incomplete(format!("pid {} is the root and has a parent in the image", root.pid)));
+    match roots.iter().find(|root| generations.contains_key(&root.message.parent)) {
+        None => Ok(()),
+        Some(root) => Err(incomplete(format!("pid {} is a root and has a parent in the image", root.pid))),
     }
-    Ok(())
 }
 
 fn check_layout(process: &PlannedProcess, objects: &HashSet<u64>) -> Result<()> {

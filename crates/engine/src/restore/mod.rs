@@ -37,7 +37,7 @@ use resource::files::FileRecord;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use store::ImageReader;
 use sys::clock::Stopwatch;
-use tracee::{PostRestoreTracer, Stub};
+use tracee::{PostRestoreTracer, Roots, Stub};
 
 use crate::error::{EngineError, Result};
 pub use apply::{Applied, apply};
@@ -97,8 +97,8 @@ pub struct RestoreOptions {
     /// Whether the program is restored although a clock of this machine is behind the time of the checkpoint. Timed
     /// waits then last longer.
     pub late_timers: bool,
-    /// Whether a root that was stopped at the checkpoint (SIGSTOP, SIGTSTP) runs, with the stopped processes of its
-    /// process group. A program outside of the tree has continued them since, and does not know of the restore.
+    /// Whether the roots that were stopped at the checkpoint (SIGSTOP, SIGTSTP) run, with the stopped processes of their
+    /// process groups. A program outside of the tree has continued them since, and does not know of the restore.
     pub continues: bool,
     /// A step that is called directly before the program runs.
     pub before_run: Option<BeforeRun>,
@@ -107,8 +107,8 @@ pub struct RestoreOptions {
 /// The result of a restore: a running tree.
 #[derive(Clone, Debug, Default)]
 pub struct Restored {
-    /// The pid of the root.
-    pub root: Pid,
+    /// The root processes.
+    pub roots: Roots,
     /// The pids of all processes, including zombies.
     pub pids: Vec<Pid>,
     /// The foreground process group of the tree. `None` if the root had no terminal or is not in the session of
@@ -132,8 +132,9 @@ pub struct Restored {
 impl Restored {
     /// Creates the result before the last steps of the restore. Sets `resumed_after` to the present time.
     fn of(plan: &Plan, phases: RestorePhases, connections: Connections) -> Self {
-        let (root, pids) = (plan.processes[0].pid, plan.pids());
-        Self { root, pids, resumed_after: sys::clock::monotonic(), connections, phases, ..Self::default() }
+        let mut roots = plan.roots().iter().map(|root| root.pid);
+        let roots = Roots::new(roots.next().unwrap_or_default(), roots);
+        Self { roots, pids: plan.pids(), resumed_after: sys::clock::monotonic(), connections, phases, ..Self::default() }
     }
 }
 
@@ -249,7 +250,7 @@ impl PreparedRestore {
     /// The reason why the tree does not run. Processes that were already created die with this process.
     pub fn restore(mut self, options: RestoreOptions) -> Result<Restored> {
         if options.continues {
-            self.plan.continue_root_group();
+            self.plan.continue_root_groups();
         }
         restore_with(self, options, None)
     }

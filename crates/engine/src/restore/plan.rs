@@ -28,8 +28,10 @@ use crate::records::{
 };
 
 pub(super) struct Plan {
-    /// The processes, parents first.
+    /// The processes: the roots first, and parents before their children.
     pub(super) processes: Vec<PlannedProcess>,
+    /// The number of roots.
+    root_count: usize,
     pub(super) objects: Vec<ObjectRecord>,
     pub(super) envelopes: Vec<(u32, Envelope)>,
     /// Regular files that the subject could write; `None` in images of earlier versions, which did not record
@@ -88,10 +90,11 @@ impl Plan {
         let files = FilesMessage::take_if_there(&mut records, Owner::Tree)?;
         let directories = DirectoriesMessage::take_if_there(&mut records, Owner::Tree)?;
         let mut processes = Vec::new();
+        let root_count = (tree.roots as usize).max(1);
         for pid in tree.pids {
             processes.push(PlannedProcess::read(&mut records, Pid(pid))?);
         }
-        if processes.first().is_none_or(|root| root.message.zombie) {
+        if processes.get(..root_count).is_none_or(|roots| roots.iter().any(|root| root.message.zombie)) {
             return Err(EngineError::Incomplete("the image contains no living process".to_owned()));
         }
         let mut envelopes = Vec::new();
@@ -120,6 +123,7 @@ impl Plan {
             (Duration::from_nanos(tree.monotonic_ns), Duration::from_nanos(tree.boottime_ns));
         let plan = Self {
             processes,
+            root_count,
             objects,
             envelopes,
             files,
@@ -140,14 +144,17 @@ impl Plan {
 
     /// Makes a root that was stopped run, together with the stopped processes of its process group. If the root was not
     /// stopped, a process of the tree may have stopped the others, and continues them later.
-    pub(super) fn continue_root_group(&mut self) {
-        let ProcessMessage { group, stop_signal, .. } = self.processes[0].message;
-        if stop_signal == 0 {
-            return;
-        }
-        for process in self.processes.iter_mut().filter(|process| process.message.group == group) {
+    pub(super) fn continue_root_groups(&mut self) {
+        let stopped = self.roots().iter().filter(|root| root.message.stop_signal != 0);
+        let groups: Vec<i32> = stopped.map(|root| root.message.group).collect();
+        for process in self.processes.iter_mut().filter(|process| groups.contains(&process.message.group)) {
             process.message.stop_signal = 0;
         }
+    }
+
+    /// Returns the root processes. There is at least one.
+    pub(super) fn roots(&self) -> &[PlannedProcess] {
+        &self.processes[..self.root_count]
     }
 
     pub(super) fn living(&self) -> impl Iterator<Item = &PlannedProcess> {

@@ -1,7 +1,7 @@
 //! Creates the processes of a tree with their pids, parents, sessions and process groups. Also creates the threads
 //! of the processes.
 //!
-//! Owns: the first process; the seccomp filter of a watched subject; the order of creation; zombies; placeholders.
+//! Owns: the roots; the seccomp filter of a watched subject; the order of creation; zombies; placeholders.
 //! A placeholder is a temporary process with the pid of a dead session or group leader.
 //! Invariants: every process is a stub (a stopped thread under construction) with mapped scratch pages and no other
 //! change. No seccomp filter checks a call of a stub. Seccomp is suspended for the first stub before the filter is
@@ -74,16 +74,21 @@ pub(super) fn build(
     watch: Option<FilterInstall>,
     inherited: &mut Inherited,
 ) -> Result<Built> {
-    let root = &plan.processes[0];
     let scratch = find_scratch(plan)?;
-    let mut leader = spawn_root(root.pid)?;
+    let first = plan.roots()[0].pid;
+    let mut leader = spawn_root(first)?;
     map_scratch(&mut leader, scratch)?;
     if let Some(filter) = watch {
         // All other stubs are created from this stub and inherit the filter.
         install(filter, &mut leader)?;
     }
     let mut built = Built { processes: HashMap::new(), scratch };
-    built.add(root.pid, leader)?;
+    built.add(first, leader)?;
+    for root in &plan.roots()[1..] {
+        // This process is the parent of all roots.
+        let stub = built.get(first)?.create(root.pid.leader(), CLONE_PARENT, 0)?;
+        built.add(root.pid, stub)?;
+    }
     create_family((reader, plan, open), inherited, &mut built)?;
     end_zombies(plan, &mut built)?;
     Ok(built)
@@ -299,7 +304,7 @@ struct Family<'a> {
     placeholders: HashMap<Pid, Placeholder>,
 }
 
-/// Creates all descendants of the existing root. Each process joins its session and its process group.
+/// Creates all descendants of the existing roots. Each process joins its session and its process group.
 fn create_family(
     (reader, plan, open): (&ImageReader, &Plan, &OpenFiles),
     inherited: &mut Inherited,
@@ -310,7 +315,7 @@ fn create_family(
         return Err(EngineError::NotBuildable(format!("pid {pid} cannot be given its session")));
     }
     let mut family = Family { reader, plan, open, births, inherited, placeholders: HashMap::new() };
-    family.create_children(&plan.processes[0], built)?;
+    plan.roots().iter().try_for_each(|root| family.create_children(root, built))?;
     family.set_groups(built)?;
     for placeholder in family.placeholders.into_values() {
         placeholder.dismiss(built)?;
@@ -341,7 +346,7 @@ impl Family<'_> {
         let is_due = |child: &&PlannedProcess| {
             child.message.parent == parent.pid.get() && self.births.birth(child.pid) == birth
         };
-        let due: Vec<&PlannedProcess> = plan.processes.iter().skip(1).filter(is_due).collect();
+        let due: Vec<&PlannedProcess> = plan.processes.iter().filter(is_due).collect();
         for child in due {
             let wanted = child.pid.leader();
             let exit_signal = child.message.exit_signal.map_or(SIGCHLD, |signal| signal as u64);
@@ -442,12 +447,11 @@ fn leads_session(process: &PlannedProcess) -> bool {
     process.message.session == process.pid.get()
 }
 
-/// Reports whether `number` is the session or process group of the root, and no process of the tree has the pid
+/// Reports whether `number` is the session or process group of a root, and no process of the tree has the pid
 /// `number`. Instead of this session or group, the restored tree has that of the restoring process.
 fn is_outer(plan: &Plan, number: i32) -> bool {
-    let root = &plan.processes[0];
-    let is_of_root = number == root.message.group || number == root.message.session;
-    is_of_root && !plan.processes.iter().any(|process| process.pid.get() == number)
+    let is_of = |root: &PlannedProcess| number == root.message.group || number == root.message.session;
+    plan.roots().iter().any(is_of) && !plan.processes.iter().any(|process| process.pid.get() == number)
 }
 
 fn check_relations(plan: &Plan) -> Result<()> {

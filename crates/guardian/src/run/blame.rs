@@ -78,7 +78,6 @@ fn of_engine(error: &EngineError) -> RestoreError {
         | EngineError::PidOfGroup { .. }
         | EngineError::Freeze(_)
         | EngineError::Changed(_)
-        | EngineError::GroupBroken
         | EngineError::Unsteady => RestoreError::NotNow,
         EngineError::LazyLost(cause) | EngineError::InPart(cause) | EngineError::NotRestorable(cause) => {
             of_engine(cause)

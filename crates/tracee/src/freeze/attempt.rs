@@ -23,7 +23,7 @@ use crate::procfs::{self, KeptFiles};
 use crate::remote::restore_frame;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer::{self, Waiter};
-use crate::tree;
+use crate::tree::{self, Roots};
 
 /// Maximum number of rounds. If the last round still finds new threads, the tree is refused.
 const ROUNDS_MAX: usize = 200;
@@ -66,31 +66,31 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    pub(super) fn run(&mut self, root: Pid, files: &mut KeptFiles) -> Result<(), FreezeError> {
-        self.attach_running(root, files)?;
+    pub(super) fn run(&mut self, roots: &Roots, files: &mut KeptFiles) -> Result<(), FreezeError> {
+        self.attach_running(roots, files)?;
         self.began = Some(Clock::default().now());
         self.interrupt_all()?;
         self.wait_all()?;
-        if !self.changed && self.all_still_stopped()? && self.is_whole(files) {
+        if !self.changed && self.all_still_stopped()? && self.is_whole(roots, files) {
             return Ok(());
         }
         for _ in 0..ROUNDS_MAX {
             self.changed = false;
-            self.attach_new(root)?;
+            self.attach_new(roots)?;
             self.interrupt_all()?;
             self.wait_all()?;
             if !self.changed && self.all_still_stopped()? {
                 return Ok(());
             }
         }
-        Err(FreezeError::Growing(root))
+        Err(FreezeError::Growing(roots.first()))
     }
 
     /// Attaches to all threads while they run, so that few threads remain to be found after the first stop.
-    fn attach_running(&mut self, root: Pid, files: &mut KeptFiles) -> Result<(), FreezeError> {
+    fn attach_running(&mut self, roots: &Roots, files: &mut KeptFiles) -> Result<(), FreezeError> {
         for _ in 0..RUNNING_ROUNDS_MAX {
             self.changed = false;
-            self.attach_new(root)?;
+            self.attach_new(roots)?;
             if !self.changed {
                 break;
             }
@@ -118,7 +118,7 @@ impl Attempt {
     /// the number of stopped threads. Each child of a process must be in the list of the tree. A thread can
     /// be missing if the tracer attached to its creator while the creator was creating the thread. The
     /// missing thread is not in the list, and is not attached.
-    fn is_whole(&self, files: &mut KeptFiles) -> bool {
+    fn is_whole(&self, roots: &Roots, files: &mut KeptFiles) -> bool {
         let mut children = 0;
         for (pid, threads) in &self.stopped {
             // If the leader has ended before other threads, the kernel counts the leader, but the leader is
@@ -142,7 +142,8 @@ impl Attempt {
                 }
             }
         }
-        self.stopped.len() + self.zombies.len() == self.order.len() && children + 1 == self.order.len()
+        self.stopped.len() + self.zombies.len() == self.order.len()
+            && children + roots.count() == self.order.len()
     }
 
     /// Reports whether every thread that stopped is still stopped. Removes threads that were killed, or that
@@ -163,15 +164,17 @@ impl Attempt {
         Ok(lost.is_empty())
     }
 
-    fn attach_new(&mut self, root: Pid) -> Result<(), FreezeError> {
+    fn attach_new(&mut self, roots: &Roots) -> Result<(), FreezeError> {
         let _ticks = Ticks::start(ATTACH_TICK)?;
-        self.order = gone_is_none(tree::descendants(root))?.ok_or(FreezeError::Ended(root))?;
+        let is_gone = |root: &Pid| procfs::stat(*root).is_err();
+        let ended = || FreezeError::Ended(roots.iter().find(is_gone).unwrap_or(roots.first()));
+        self.order = gone_is_none(tree::descendants(roots))?.ok_or_else(ended)?;
         self.zombies.clear();
         for pid in self.order.clone() {
             let Some(stat) = gone_is_none(procfs::stat(pid))? else { continue };
             if stat.is_zombie() && procfs::threads(pid).is_ok_and(|threads| threads.len() <= 1) {
-                if pid == root {
-                    return Err(FreezeError::Ended(root));
+                if roots.contains(pid) {
+                    return Err(FreezeError::Ended(pid));
                 }
                 if gone_is_none(procfs::status(pid))?.is_some_and(|status| tracer::is_ours(&status)) {
                     tracer::record_end(pid, pid.leader());
@@ -329,7 +332,7 @@ impl Attempt {
         outcome
     }
 
-    pub(super) fn finish(&mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
+    pub(super) fn finish(&mut self, roots: &Roots) -> Result<StoppedTree, FreezeError> {
         let mut processes = Vec::new();
         for pid in &self.order {
             if let Some(mut threads) = self.stopped.remove(pid) {
@@ -338,12 +341,11 @@ impl Attempt {
             }
         }
         let began = self.began.unwrap_or_else(|| Clock::default().now());
-        let tree = StoppedTree { processes, zombies: std::mem::take(&mut self.zombies), began };
+        let tree = StoppedTree { roots: roots.clone(), processes, zombies: std::mem::take(&mut self.zombies), began };
         self.release();
-        if tree.processes.first().is_some_and(|process| process.pid == root) {
-            Ok(tree)
-        } else {
-            Err(FreezeError::Ended(root))
+        match roots.iter().find(|root| tree.process(*root).is_none()) {
+            None => Ok(tree),
+            Some(root) => Err(FreezeError::Ended(root)),
         }
     }
 

@@ -7,9 +7,8 @@
 mod attempt;
 mod stopped;
 
-use model::Pid;
-
 use crate::procfs::KeptFiles;
+use crate::tree::Roots;
 
 pub(crate) use stopped::OPTIONS;
 pub use stopped::{FreezeError, StoppedProcess, StoppedTree};
@@ -26,18 +25,19 @@ pub struct Freezer {
 }
 
 impl StoppedTree {
-    /// Stops a process and all its descendants.
-    pub fn stop(root: Pid) -> Result<Self, FreezeError> {
-        Freezer::default().stop(root)
+    /// Stops the root processes and all their descendants.
+    pub fn stop(roots: impl Into<Roots>) -> Result<Self, FreezeError> {
+        Freezer::default().stop(roots)
     }
 }
 
 impl Freezer {
-    /// Stops a process and all its descendants.
-    pub fn stop(&mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
-        let mut outcome = Err(FreezeError::Growing(root));
+    /// Stops the root processes and all their descendants.
+    pub fn stop(&mut self, roots: impl Into<Roots>) -> Result<StoppedTree, FreezeError> {
+        let roots = roots.into();
+        let mut outcome = Err(FreezeError::Growing(roots.first()));
         for _ in 0..ATTEMPTS_MAX {
-            outcome = self.attempt(root);
+            outcome = self.attempt(&roots);
             if !matches!(outcome, Err(FreezeError::Stuck { .. })) {
                 break;
             }
@@ -45,9 +45,9 @@ impl Freezer {
         outcome
     }
 
-    fn attempt(&mut self, root: Pid) -> Result<StoppedTree, FreezeError> {
+    fn attempt(&mut self, roots: &Roots) -> Result<StoppedTree, FreezeError> {
         let mut attempt = Attempt::default();
-        let outcome = attempt.run(root, &mut self.files).and_then(|()| attempt.finish(root));
+        let outcome = attempt.run(roots, &mut self.files).and_then(|()| attempt.finish(roots));
         match outcome {
             Ok(_) => self.files.sweep(),
             Err(_) => {

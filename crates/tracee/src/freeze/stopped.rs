@@ -16,6 +16,7 @@ use sys::{Errno, Error};
 
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer::{self, Waiter};
+use crate::tree::Roots;
 
 /// Ptrace options with which the threads of a subject are attached.
 pub(crate) const OPTIONS: Options =
@@ -72,7 +73,9 @@ pub struct StoppedProcess {
 /// A tree whose threads are all stopped.
 #[derive(Debug)]
 pub struct StoppedTree {
-    /// Processes that have not ended, with parents before their children.
+    /// The root processes.
+    pub roots: Roots,
+    /// Processes that have not ended: the roots first, and parents before their children.
     pub processes: Vec<StoppedProcess>,
     /// Processes that have ended and that a parent in the tree has not reaped.
     pub zombies: Vec<Pid>,

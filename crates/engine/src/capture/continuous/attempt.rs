@@ -46,15 +46,13 @@ impl Continuous {
     ) -> Result<T> {
         self.aborted = Duration::ZERO;
         self.spaces.is_orderly = true;
-        let mut retries = Retries::of(CAPTURES, self.root);
+        let mut retries = Retries::of(CAPTURES, &self.roots);
         loop {
             let error = match attempt(self, before) {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };
-            // After `pass`, the other members of the group do not wait for this subject any more, so a new
-            // attempt would be too late.
-            if !self.spaces.is_orderly || self.member.as_ref().is_some_and(|member| member.has_passed) {
+            if !self.spaces.is_orderly {
                 return Err(error);
             }
             let wait = retries.after(error).again()?;
@@ -187,12 +185,7 @@ impl Continuous {
         sink: &dyn PageSink,
         (urgent, phases): (Urgent, Phases),
     ) -> Result<Option<Captured>> {
-        let mut stopped = Stopped::stop(&mut self.spaces.freezer, self.root, urgent, phases)?;
-        if let Some(member) = &mut self.member {
-            member.pass()?;
-            stopped.note_stopped();
-            self.spaces.counts.complete();
-        }
+        let stopped = Stopped::stop(&mut self.spaces.freezer, &self.roots, urgent, phases)?;
         let began = stopped.phases.began;
         let mut memory = Writing { spaces: &mut self.spaces, watched: &mut self.watched, sink };
         let outcome = match stopped.capture(before, &mut memory) {

@@ -32,12 +32,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use image::RecordSet;
-use model::{Pid, ProcessKey, Sequence};
+use model::{ProcessKey, Sequence};
 use resource::files::FileRecord;
 use store::{Base, CheckpointSink, ImageReader, OpenCheckpoint};
 use sys::clock::Stopwatch;
 use sys::packet_hold::{PacketHold, PacketNumber};
-use tracee::Urgent;
+use tracee::{Roots, Urgent};
 use track::{Moment, TrackerKind};
 use undo::watch::CheckpointWatch;
 
@@ -50,7 +50,6 @@ pub use self::tuning::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
 pub use self::verify::{Comparison, Difference};
 use super::before::{Before, inspect};
 use super::copier::{NullSink, PageSink};
-use super::group::GroupMember;
 use super::options::CheckpointOptions;
 use super::phases::{Phase, Phases};
 use super::pipeline::{Captured, Held};
@@ -69,7 +68,7 @@ const SCANS_PER_COVER: u64 = 64;
 
 /// The state of continuous checkpointing of one subject, kept from one checkpoint to the next.
 pub struct Continuous {
-    root: Pid,
+    roots: Roots,
     /// The inspected state of the subject. `None` before the first checkpoint, and after a failed checkpoint.
     before: Option<Before>,
     spaces: Spaces,
@@ -87,8 +86,6 @@ pub struct Continuous {
     hold: Option<Arc<PacketHold>>,
     /// Binds the state of files to each checkpoint, if files are watched.
     watched: Watched,
-    /// The membership in a group of subjects that are captured at one moment.
-    member: Option<GroupMember>,
 }
 
 /// Results of the current checkpoint that are neither records nor pages.
@@ -107,7 +104,7 @@ struct Found {
 impl fmt::Debug for Continuous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Continuous")
-            .field("root", &self.root)
+            .field("roots", &self.roots)
             .field("tracked", &self.spaces.tracked)
             .finish_non_exhaustive()
     }
@@ -116,9 +113,9 @@ impl fmt::Debug for Continuous {
 impl Continuous {
     /// Creates the state for a subject. The subject is not accessed before the first checkpoint.
     #[must_use]
-    pub fn new(root: Pid, kind: &'static dyn TrackerKind) -> Self {
+    pub fn new(roots: impl Into<Roots>, kind: &'static dyn TrackerKind) -> Self {
         Self {
-            root,
+            roots: roots.into(),
             before: None,
             spaces: Spaces::new(kind, Tuning::default()),
             is_whole: true,
@@ -129,7 +126,6 @@ impl Continuous {
             found: Found::default(),
             hold: None,
             watched: Watched::default(),
-            member: None,
         }
     }
 
@@ -153,17 +149,19 @@ impl Continuous {
         Self { hold: Some(hold), ..self }
     }
 
-    /// Returns the root process of the subject.
-    #[must_use]
-    pub fn root(&self) -> Pid {
-        self.root
+    /// Sets the root processes of the next checkpoint. Roots may join and leave the subject.
+    pub fn set_roots(&mut self, roots: &Roots) {
+        self.roots = roots.clone();
+        if let Some(before) = &mut self.before {
+            before.processes.roots = roots.clone();
+        }
     }
 
-    /// Returns the processes of the subject at its last checkpoint, without the root process.
+    /// Returns the processes of the subject at its last checkpoint, without the roots.
     #[must_use]
     pub fn descendants(&self) -> Vec<ProcessKey> {
         let Some(before) = &self.before else { return Vec::new() };
-        let others = before.processes.living.iter().filter(|(pid, _)| **pid != self.root);
+        let others = before.processes.living.iter().filter(|(pid, _)| !self.roots.contains(**pid));
         others.map(|(_, process)| process.stat.key()).collect()
     }
 
@@ -205,24 +203,6 @@ impl Continuous {
                 Ok((captured.0.phases, captured.hold(subject.watched.hold())))
             })
         })
-    }
-
-    /// Like `checkpoint_and_hold`, for one subject of a group. All subjects of the group are stopped before
-    /// the first subject is captured. The stop for the capture has no pause budget, and is not repeated.
-    ///
-    /// # Errors
-    ///
-    /// The same as `checkpoint`, and `GroupBroken` if another subject could not be stopped in time.
-    pub fn checkpoint_of_group(
-        &mut self,
-        log: &dyn CheckpointSink,
-        options: &CheckpointOptions,
-        member: GroupMember,
-    ) -> Result<Option<(Taken, Held)>> {
-        self.member = Some(member);
-        let outcome = self.checkpoint_and_hold(log, options);
-        self.member = None;
-        outcome
     }
 
     /// Like `checkpoint`, but compares the checkpoint with the subject before the subject is resumed. The
@@ -286,7 +266,7 @@ impl Continuous {
         let stopped = if self.spaces.kind.properties().rearms_running {
             None
         } else {
-            Some((Urgent::begin(), self.spaces.freezer.stop(self.root)?))
+            Some((Urgent::begin(), self.spaces.freezer.stop(&self.roots)?))
         };
         let moment = if stopped.is_some() { Moment::Stopped } else { Moment::Running };
         let Spaces { tracked, dirty, .. } = &mut self.spaces;
@@ -430,7 +410,7 @@ impl Continuous {
     pub(super) fn untrack(&mut self) -> Result<Duration> {
         self.spaces.tracked.values_mut().for_each(|tracked| tracked.tracker.unwind());
         let urgent = Urgent::begin();
-        let tree = self.spaces.freezer.stop(self.root)?;
+        let tree = self.spaces.freezer.stop(&self.roots)?;
         let began = tree.began;
         self.spaces.tracked.values_mut().for_each(|tracked| tracked.tracker.leave());
         tree.resume()?;
@@ -452,7 +432,7 @@ impl Continuous {
             before.processes.survey(&mut before.objects)?;
             return Ok(before);
         }
-        let mut before = inspect(self.root, options)?;
+        let mut before = inspect(&self.roots, options)?;
         if let Some(hold) = &self.hold {
             before.descriptors.hold_output(Arc::clone(hold));
         }
@@ -476,7 +456,7 @@ impl Continuous {
     fn cover_all(&mut self, before: &mut Before, sink: &dyn PageSink) -> Result<Duration> {
         let prepared = self.spaces.prepare(before);
         let _urgent = Urgent::begin();
-        let mut tree = self.spaces.freezer.stop(self.root)?;
+        let mut tree = self.spaces.freezer.stop(&self.roots)?;
         let began = tree.began;
         before.processes.settle(&tree, &mut before.objects)?;
         self.spaces.settle(before, prepared, &mut tree, sink)?;

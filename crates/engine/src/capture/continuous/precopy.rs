@@ -311,7 +311,7 @@ impl Spaces {
     /// Executes one slice. Returns the number of copied pages.
     fn stop_and_copy(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
         let urgent = Urgent::begin();
-        let tree = self.freezer.stop(before.processes.root)?;
+        let tree = self.freezer.stop(&before.processes.roots)?;
         let began = tree.began;
         let copying = Stopwatch::start();
         let spent = self.clock.now().saturating_duration_since(began);

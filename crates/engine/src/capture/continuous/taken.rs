@@ -113,12 +113,6 @@ impl Counts {
     pub(super) fn copies(&self) -> Copies {
         Copies { pages: self.found_most, done: self.precopied + self.residual }
     }
-
-    /// Makes the next stop capture everything, without a pause budget.
-    pub(super) fn complete(&mut self) {
-        self.has_deferred_fresh = true;
-        self.throttle.give_up();
-    }
 }
 
 /// The result and the cost of tracking alone.

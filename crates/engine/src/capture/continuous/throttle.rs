@@ -131,11 +131,6 @@ impl Throttle {
         self.strain > 0
     }
 
-    /// Lets the next final stop copy all pages.
-    pub(super) fn give_up(&mut self) {
-        self.stalled = STALLED_MAX;
-    }
-
     /// Reports whether the next final stop keeps the budget. If not, it copies all pages.
     pub(super) fn is_bound(&self) -> bool {
         self.stalled < STALLED_MAX

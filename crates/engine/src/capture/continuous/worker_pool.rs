@@ -42,7 +42,7 @@ impl Spaces {
 
     /// Starts the workers, if it was not yet tried.
     pub(super) fn start_workers(&self, before: &Before) {
-        self.worker_pool.get_or_init(|| self.start_worker_pool(before.processes.root));
+        self.worker_pool.get_or_init(|| self.start_worker_pool(before.processes.roots.first()));
     }
 
     fn start_worker_pool(&self, root: Pid) -> Option<Arc<WorkerPool>> {
