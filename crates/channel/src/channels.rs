@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use model::{Inode, Pid};
+use tracee::Roots;
 use sys::clock::Clock;
 use sys::features::{self, Feature};
 use sys::listener_holder::ListenerHolder;
@@ -137,7 +138,7 @@ impl Channels {
             program: command.get_program().to_string_lossy().into_owned(),
             source,
         })?;
-        if let Err(error) = self.started(component, pending) {
+        if let Err(error) = self.started(component, pending, false) {
             // No thread answers the calls of the program, so these calls would block forever.
             let _ = child.kill();
             let _ = child.wait();
@@ -158,15 +159,18 @@ impl Channels {
         Ok(watch_from_start(command, program, held)?)
     }
 
-    /// Begins to handle the calls of a program that was prepared by [`Channels::prepare`] and then spawned.
+    /// Begins to handle the calls of a program that was prepared by [`Channels::prepare`] and then spawned. With `joins`,
+    /// the program joins the present incarnation of the component.
     ///
     /// # Errors
     ///
     /// An error if the calls of the program cannot be received. The guardian must kill the program, because its calls
     /// block.
-    pub fn started(&self, component: ComponentId, pending: PendingListener) -> Result<()> {
+    pub fn started(&self, component: ComponentId, pending: PendingListener, joins: bool) -> Result<()> {
         let listener = pending.receive()?;
-        self.begin(component, false);
+        if !joins {
+            self.begin(component, false);
+        }
         self.serve(component, listener)
     }
 
@@ -290,9 +294,9 @@ impl Channels {
     ///
     /// `root` is the first process of the incarnation. The scan covers the tree of `root`, and then all other
     /// processes.
-    pub fn scan(&self, component: ComponentId, root: Pid) {
+    pub fn scan(&self, component: ComponentId, roots: impl Into<Roots>) {
         let Some(wanted) = self.inner.state().component(component).wanted() else { return };
-        let found = wanted.find(root, search::find);
+        let found = wanted.find(&roots.into(), search::find);
         let mut state = self.inner.state();
         let closed = state.component(component).judge(&found, self.inner.clock.now());
         let callers = state.release(component);

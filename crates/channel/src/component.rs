@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use model::Pid;
+use tracee::Roots;
 use sys::packet_hold::SocketMark;
 
 use crate::address::Reach;
@@ -87,8 +87,12 @@ pub(crate) struct Found {
 
 impl Wanted {
     /// Searches for each socket.
-    pub(crate) fn find(self, root: Pid, find: impl Fn(Identity, Option<Slot>, Pid) -> Option<Slot>) -> Found {
-        let slot = |(identity, last)| (identity, find(identity, last, root));
+    pub(crate) fn find(
+        self,
+        roots: &Roots,
+        find: impl Fn(Identity, Option<Slot>, &Roots) -> Option<Slot>,
+    ) -> Found {
+        let slot = |(identity, last)| (identity, find(identity, last, roots));
         Found { incarnation: self.incarnation, slots: self.sockets.into_iter().map(slot).collect() }
     }
 }

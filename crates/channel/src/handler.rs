@@ -116,7 +116,7 @@ impl Handler {
             held.map(|held| (held.identity, held.slot)).collect()
         };
         let is_gone =
-            |asked: &(Identity, Option<Slot>)| find(asked.0, asked.1, binding.program.slot.0).is_none();
+            |asked: &(Identity, Option<Slot>)| find(asked.0, asked.1, &binding.program.slot.0.into()).is_none();
         asked.into_iter().filter(is_gone).map(|asked| asked.0).collect()
     }
 

@@ -33,10 +33,10 @@ pub use restore::{
     Inventory, PidPolicy, PreparedRestore, ProcessState, RestoreOptions, RestorePhases, Restored, Rollback,
     apply, check_pids, check_records, inventory, recorded_files, restore, restore_lazily,
 };
+pub use tracee::Roots;
 pub use undo::watch::Boundary;
 
 use store::OpenCheckpoint;
-use tracee::Roots;
 
 /// Takes one checkpoint of the root processes and all their descendants. With `kill`, the tree is killed after the image is
 /// committed.

@@ -194,7 +194,7 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
             on_event(&RunEvent::OnRestoreFailed { reason: reason.clone() });
         }
         if let Some(pidfile) = pidfile.take() {
-            written = pidfile.write(restored.root);
+            written = pidfile.write(restored.roots.first());
         }
     };
     let outcome = if request.lazy {
@@ -210,11 +210,11 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
     }
     foreground.accepted(restored.foreground);
     foreground.draw_again();
-    let subject = Subject::child(restored.root)?;
+    let subject = Subject::children(&restored.roots)?;
     let status = signals.map(|signals| stay(&signals, &subject, &mut foreground)).transpose()?;
     foreground.take_back(status);
-    let Restored { root, pids, total, filled, .. } = restored;
-    Ok(Resumed { root, processes: pids.len(), total, filled, status })
+    let Restored { roots, pids, total, filled, .. } = restored;
+    Ok(Resumed { root: roots.first(), processes: pids.len(), total, filled, status })
 }
 
 /// Checks the rollback of files, if the restore rolls files back. Returns the rollback, the files that need no
@@ -291,14 +291,15 @@ fn report_of_files(files: RestoredFiles, parts: &Parts) -> Vec<RunEvent> {
 /// Passes signals on to the subject until the subject ends. Returns how the subject has ended.
 fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Result<SubjectStatus> {
     loop {
-        let mut waiting = [
-            PollFd::from_borrowed_fd(signals.handle(), PollFlags::IN),
-            PollFd::from_borrowed_fd(subject.handle(), PollFlags::IN),
-        ];
+        let living = subject.handles().filter(|(pid, _)| subject.root(*pid).is_some_and(|root| !root.has_ended()));
+        let living = living.map(|(_, handle)| handle);
+        let handles = std::iter::once(signals.handle()).chain(living);
+        let mut waiting: Vec<_> =
+            handles.map(|handle| PollFd::from_borrowed_fd(handle, PollFlags::IN)).collect();
         rustix::io::retry_on_intr(|| poll(&mut waiting, None))
             .map_err(|errno| Error::process("watch", subject.pid(), errno))?;
-        let [signalled, _] = waiting.map(|one| !one.revents().is_empty());
-        if let Some(status) = subject.ended()? {
+        let signalled = !waiting[0].revents().is_empty();
+        if let Some(status) = subject.over()? {
             subject.release()?;
             return Ok(status);
         }

@@ -37,9 +37,11 @@ const BYTES_MAX: u64 = 4 << 20;
 
 /// A process, named by its pid and its start time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct ProcessName {
-    pub(crate) pid: i32,
-    pub(crate) start: u64,
+pub struct ProcessName {
+    /// The pid.
+    pub pid: i32,
+    /// The start time, in clock ticks since the boot.
+    pub start: u64,
 }
 
 /// The state of a subject, and whether a guardian protects the subject.
@@ -381,6 +383,9 @@ pub(crate) struct Record {
     pub(crate) boot: String,
     pub(crate) guardian: ProcessName,
     pub(crate) root: ProcessName,
+    /// The other roots of a group of components.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) other_roots: Vec<ProcessName>,
     pub(crate) state: SubjectState,
     /// Name of the socket on which the guardian accepts requests.
     #[serde(default)]
@@ -447,7 +452,8 @@ impl Record {
 
     /// Reports whether this is a process of the subject: its root, or a process with the mark of its guardian.
     pub(crate) fn has_process(&self, pid: Pid) -> bool {
-        let is_root = self.root.pid == pid.get() && self.root.is_alive();
+        let mut roots = std::iter::once(&self.root).chain(&self.other_roots);
+        let is_root = roots.any(|root| root.pid == pid.get() && root.is_alive());
         self.is_of_this_boot() && (is_root || mark::is_on(pid, &self.requests))
     }
 

@@ -90,6 +90,24 @@ impl SubjectReport {
         }
     }
 
+    /// Returns the report of a member of the group with this report. The checkpoints are those of the group.
+    fn of_member(self, component: ComponentFacts) -> Self {
+        let root = component.together.as_ref().and_then(|member| member.root);
+        let state = if root.is_some() { self.state } else { SubjectState::Ended };
+        Self {
+            facts: SubjectFacts {
+                name: component.name.clone(),
+                policy: component.policy.clone(),
+                ..self.facts
+            },
+            pid: root.map_or(0, |root| root.pid),
+            state,
+            channels: component.channels.clone(),
+            component: Some(component),
+            ..self
+        }
+    }
+
     /// Reports whether `unprotected_because` names this reason. Numbers in the texts are not compared.
     #[must_use]
     pub fn is_unprotected_because(&self, reason: &str) -> bool {
@@ -110,10 +128,17 @@ pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<Subj
     let system = location.open()?.map(|store| SystemRecord::read(&store)).transpose()?.flatten();
     if let Some(system) = system {
         if system.is_guarded() {
+            if let Some(group) = wanted.as_ref().and_then(|name| system.group_of(name.as_str())) {
+                let group: SubjectName = group.parse()?;
+                found.rows.extend(location.rows(Some(&group), |store, name| subject(store, name, &marked))?.rows);
+            }
             add_components(&mut found.rows, system.components.into_values().collect(), name);
         } else {
             note_system(&mut found.rows, &system, location);
         }
+    }
+    if let Some(name) = name {
+        found.rows.retain(|row| row.facts.name == name);
     }
     match wanted {
         Some(name) if found.rows.is_empty() => Err(GuardianError::NotGuarded { name: name.to_string() }),
@@ -130,7 +155,14 @@ fn add_components(rows: &mut Vec<SubjectReport>, components: Vec<ComponentFacts>
                 row.channels = std::mem::take(&mut facts.channels);
                 row.component = Some(facts);
             }
-            None => rows.push(SubjectReport::not_started(facts)),
+            None => {
+                let group = facts.together.as_ref().map(|member| member.group.as_str());
+                let row = group.and_then(|group| rows.iter().find(|row| row.facts.name == group)).cloned();
+                rows.push(match row {
+                    Some(row) => row.of_member(facts),
+                    None => SubjectReport::not_started(facts),
+                });
+            }
         }
     }
     rows.sort_by(|one, other| one.facts.name.cmp(&other.facts.name));
@@ -139,8 +171,11 @@ fn add_components(rows: &mut Vec<SubjectReport>, components: Vec<ComponentFacts>
 /// Corrects the rows of components whose guardian has died. Only `undying up` can guard them again as a system.
 fn note_system(rows: &mut [SubjectReport], system: &SystemRecord, location: &StoreLocation) {
     for row in rows.iter_mut().filter(|row| row.guardian == system.guardian.pid) {
-        let Some(facts) = system.components.get(&row.facts.name) else { continue };
-        row.facts.policy.clone_from(&facts.policy);
+        match system.components.get(&row.facts.name) {
+            Some(facts) => row.facts.policy.clone_from(&facts.policy),
+            None if system.has_group(&row.facts.name) => {}
+            None => continue,
+        }
         if row.state == SubjectState::Unprotected {
             let way = format!("`{}` takes the system over", system.up_again(location.path()));
             row.unprotected_because = Some(without_guardian(row.guardian, &way));

@@ -34,6 +34,8 @@ pub(crate) struct Streams {
     /// The log file that replaces standard output and standard error of the subject. The log is never rolled back,
     /// because the output before a death can show the reason of the death.
     log: Option<OwnedFd>,
+    /// The logs of programs that have joined the subject, by device and inode.
+    member_logs: Vec<(u64, u64)>,
 }
 
 impl Streams {
@@ -47,7 +49,7 @@ impl Streams {
                 found.extend(named(copy(stream)?));
             }
         }
-        Ok(Self { files: found, log: None })
+        Ok(Self { files: found, log: None, member_logs: Vec::new() })
     }
 
     /// Records all files that this program was started with and that its children inherit. Examples are the pipe of a
@@ -66,14 +68,27 @@ impl Streams {
                 found.extend(named(copy));
             }
         }
-        Ok(Self { files: found, log: None })
+        Ok(Self { files: found, log: None, member_logs: Vec::new() })
     }
 
     /// Returns duplicates of the shared files together with the log of a subject.
     pub(crate) fn with_log(&self, log: OwnedFd) -> Result<Self> {
         let mut files = self.duplicates()?;
         files.extend(named(copy(log.as_fd())?));
-        Ok(Self { files, log: Some(log) })
+        Ok(Self { files, log: Some(log), member_logs: Vec::new() })
+    }
+
+    /// Returns duplicates of all files, together with the log of a program that joins the subject.
+    pub(crate) fn with_member_log(&self, log: &OwnedFd) -> Result<Self> {
+        let (mut files, mut member_logs) = (self.duplicates()?, self.member_logs.clone());
+        if let Some((device, inode, log)) = named(copy(log.as_fd())?)
+            && !self.identities().contains(&(device, inode))
+        {
+            member_logs.push((device, inode.get()));
+            files.push((device, inode, log));
+        }
+        let log = self.log.as_ref().map(|log| copy(log.as_fd())).transpose()?;
+        Ok(Self { files, log, member_logs })
     }
 
     /// Returns the log, if the subject has a log.
@@ -87,16 +102,17 @@ impl Streams {
     }
 
     /// Returns device and inode of the files that a rollback does not change. Files that other programs write come
-    /// first; the log follows, if there is a log. Also returns the number of files that other programs write.
+    /// first; the logs follow. Also returns the number of files that other programs write.
     pub(crate) fn that_stay(&self) -> (Vec<(u64, u64)>, usize) {
         let log = self.log.as_ref().and_then(|log| rustix::fs::fstat(log).ok());
-        let log = log.map(|stat| (stat.st_dev, stat.st_ino));
+        let mut logs = self.member_logs.clone();
+        logs.extend(log.map(|stat| (stat.st_dev, stat.st_ino)));
         let written: Vec<(u64, u64)> =
             self.those_written().map(|(device, inode, _)| (*device, inode.get())).collect();
         let mut stay = written_by_others(&written);
-        stay.retain(|file| Some(*file) != log);
+        stay.retain(|file| !logs.contains(file));
         let of_others = stay.len();
-        stay.extend(log);
+        stay.extend(logs);
         (stay, of_others)
     }
 

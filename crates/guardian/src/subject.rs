@@ -1,12 +1,14 @@
-//! The root process of a subject, observed from outside: whether the process lives, and how it ended.
+//! The root processes of a subject, observed from outside: whether they live, and how they ended.
 //!
-//! A subject is a protected process tree.
+//! A subject is a protected process tree. The subject of a group of components has several trees, and dies when one
+//! of its roots dies.
 //!
-//! Owns: the pidfd of the root process, and reading the exit status without reaping the process.
+//! Owns: the pidfd of each root process, and reading the exit status without reaping the process.
 //! Invariants: a dead child stays a zombie, and keeps its pid, until `reap` or `release`.
 //! Does not: stop or trace the process.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use model::{Pid, ProcessKey, Signal};
@@ -14,7 +16,7 @@ use rustix::process::{WaitId, WaitIdOptions};
 use supervise::SubjectStatus;
 use sys::clock::Deadline;
 use sys::{Error, pidfd};
-use tracee::{procfs, tree};
+use tracee::{Roots, procfs, tree};
 
 use crate::error::Result;
 use crate::signals::CONT;
@@ -27,15 +29,138 @@ const HANGUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Poll interval of the wait for this parent.
 const PARENT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A handle of the root process.
-#[derive(Debug)]
+/// The roots of a subject. There is at least one.
+#[derive(Clone, Debug)]
 pub(crate) struct Subject {
+    roots: Vec<Arc<Root>>,
+}
+
+impl From<Root> for Subject {
+    fn from(root: Root) -> Self {
+        Self { roots: vec![Arc::new(root)] }
+    }
+}
+
+impl Subject {
+    /// Opens the roots that a restore has created.
+    pub(crate) fn children(roots: &Roots) -> Result<Self> {
+        let roots = roots.iter().map(|root| Root::child(root).map(Arc::new)).collect::<Result<_>>()?;
+        Ok(Self { roots })
+    }
+
+    /// Returns the subject with one more root.
+    pub(crate) fn with(&self, root: Root) -> Self {
+        let mut roots = self.roots.clone();
+        roots.push(Arc::new(root));
+        Self { roots }
+    }
+
+    /// Returns the subject without a root. Returns `None` if it is the only one.
+    pub(crate) fn without(&self, pid: Pid) -> Option<Self> {
+        let roots: Vec<_> = self.roots.iter().filter(|root| root.key.pid != pid).cloned().collect();
+        (!roots.is_empty()).then_some(Self { roots })
+    }
+
+    /// Returns the root with this pid.
+    pub(crate) fn root(&self, pid: Pid) -> Option<&Root> {
+        self.roots.iter().find(|root| root.key.pid == pid).map(Arc::as_ref)
+    }
+
+    fn first(&self) -> &Root {
+        &self.roots[0]
+    }
+
+    /// Returns the pid of the first root, which names the subject in messages.
+    pub(crate) fn pid(&self) -> Pid {
+        self.first().key.pid
+    }
+
+    /// Returns the key of the first root.
+    pub(crate) fn key(&self) -> ProcessKey {
+        self.first().key
+    }
+
+    /// Returns the keys of all roots.
+    pub(crate) fn keys(&self) -> Vec<ProcessKey> {
+        self.roots.iter().map(|root| root.key).collect()
+    }
+
+    /// Returns all roots.
+    pub(crate) fn roots(&self) -> Roots {
+        Roots::new(self.pid(), self.roots[1..].iter().map(|root| root.key.pid))
+    }
+
+    /// Returns the pid and the pidfd of each root. A pidfd becomes readable when its process has ended.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = (Pid, BorrowedFd<'_>)> {
+        self.roots.iter().map(|root| (root.key.pid, root.handle.as_fd()))
+    }
+
+    /// Returns the roots that have ended, and how they have ended. Reaps nothing. A root that a signal has killed comes
+    /// first: its death is often the reason why other roots have exited.
+    pub(crate) fn ended(&self) -> Result<Vec<(Pid, SubjectStatus)>> {
+        let mut ended = Vec::new();
+        for root in &self.roots {
+            ended.extend(root.ended()?.map(|status| (root.key.pid, status)));
+        }
+        ended.sort_by_key(|(_, status)| status.signal().is_none());
+        Ok(ended)
+    }
+
+    /// Returns how the first root has ended, or `None` while a root lives. Reaps nothing.
+    pub(crate) fn over(&self) -> Result<Option<SubjectStatus>> {
+        if self.roots.iter().all(|root| root.has_ended()) { self.first().ended() } else { Ok(None) }
+    }
+
+    /// Reports whether a root has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.roots.iter().any(|root| root.has_ended())
+    }
+
+    /// Returns the pid of a root that has ended. While all roots live, returns the pid of the first root.
+    pub(crate) fn dead_pid(&self) -> Pid {
+        self.roots.iter().find(|root| root.has_ended()).map_or(self.pid(), |root| root.key.pid)
+    }
+
+    /// Returns the signal that has stopped the first root. See [`Root::stopped`].
+    pub(crate) fn stopped(&self) -> Option<Signal> {
+        self.first().stopped()
+    }
+
+    /// Sends a signal to all roots. A process that has ended is not an error.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        self.roots.iter().try_for_each(|root| root.signal(signal))
+    }
+
+    /// Asks all roots to end. See [`Root::ask_to_end`].
+    pub(crate) fn ask_to_end(&self, signal: Signal) -> Result<()> {
+        self.roots.iter().try_for_each(|root| root.ask_to_end(signal))
+    }
+
+    /// Asks all roots to end after some time. See [`Root::ask_to_end_after`].
+    pub(crate) fn ask_to_end_after(&self, time: Duration, signal: Signal) -> Result<()> {
+        self.roots.iter().try_for_each(|root| root.ask_to_end_after(time, signal))
+    }
+
+    /// Reaps the roots that have ended, if they are children.
+    pub(crate) fn reap(&self) {
+        self.roots.iter().filter(|root| root.has_ended()).for_each(|root| root.reap());
+    }
+
+    /// Frees the pids of the roots that have ended. See [`Root::release`].
+    pub(crate) fn release(&self) -> Result<()> {
+        self.roots.iter().filter(|root| root.has_ended()).try_for_each(|root| root.release())
+    }
+}
+
+/// A handle of one root process.
+#[derive(Debug)]
+pub(crate) struct Root {
     key: ProcessKey,
     handle: OwnedFd,
     is_child: bool,
 }
 
-impl Subject {
+impl Root {
     /// Opens an unreaped child of this process.
     pub(crate) fn child(pid: Pid) -> Result<Self> {
         Self::open(pid, true)
@@ -61,13 +186,12 @@ impl Subject {
         self.key
     }
 
-    /// Returns the pidfd, which becomes readable when the process has ended.
-    pub(crate) fn handle(&self) -> BorrowedFd<'_> {
+    fn handle(&self) -> BorrowedFd<'_> {
         self.handle.as_fd()
     }
 
     /// Returns how the process ended, or `None` while the process lives. Does not reap a child.
-    pub(crate) fn ended(&self) -> Result<Option<SubjectStatus>> {
+    fn ended(&self) -> Result<Option<SubjectStatus>> {
         if !self.is_over()? {
             return Ok(None);
         }
@@ -90,7 +214,7 @@ impl Subject {
 
     /// Returns the signal that has stopped the process, if the process is stopped. Must be called only while no thread
     /// of this program traces the process: waitid(2) also reports stops to a tracer.
-    pub(crate) fn stopped(&self) -> Option<Signal> {
+    fn stopped(&self) -> Option<Signal> {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = rustix::process::waitid(WaitId::PidFd(self.handle()), options).ok()??;
         let stat = procfs::stat(self.key.pid).ok().filter(|stat| stat.key() == self.key)?;
@@ -104,7 +228,7 @@ impl Subject {
     }
 
     /// Sends a signal to the process. A process that has ended is not an error.
-    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+    fn signal(&self, signal: Signal) -> Result<()> {
         match sys::signal::send(self.key.pid, signal) {
             Err(error) if error.errno != sys::Errno::ESRCH => Err(error.into()),
             _ => Ok(()),
@@ -124,7 +248,7 @@ impl Subject {
     }
 
     /// Does the same as [`Self::ask_to_end`] after some time, unless the process has ended by then. Does not wait.
-    pub(crate) fn ask_to_end_after(&self, time: Duration, signal: Signal) -> Result<()> {
+    fn ask_to_end_after(&self, time: Duration, signal: Signal) -> Result<()> {
         let handle = self
             .handle
             .try_clone()
@@ -196,7 +320,7 @@ mod tests {
 
     use super::*;
 
-    fn wait_for_end(subject: &Subject) -> SubjectStatus {
+    fn wait_for_end(subject: &Root) -> SubjectStatus {
         loop {
             if let Some(status) = subject.ended().unwrap() {
                 return status;
@@ -209,11 +333,38 @@ mod tests {
     #[expect(clippy::zombie_processes, reason = "the subject under test reaps it")]
     fn the_end_of_a_child_is_known_before_it_is_reaped() {
         let child = Command::new("sh").args(["-c", "exit 7"]).stdin(Stdio::null()).spawn().unwrap();
-        let subject = Subject::child(Pid(child.id() as i32)).unwrap();
+        let subject = Root::child(Pid(child.id() as i32)).unwrap();
         assert_eq!(wait_for_end(&subject), SubjectStatus::Exited(7));
         assert!(procfs::stat(subject.pid()).unwrap().is_zombie());
         assert_eq!(wait_for_end(&subject), SubjectStatus::Exited(7));
         subject.release().unwrap();
         assert!(procfs::stat(subject.pid()).is_err());
+    }
+
+    #[test]
+    #[expect(clippy::zombie_processes, reason = "the subject under test reaps them")]
+    fn a_subject_with_several_roots_dies_with_the_first_death_and_is_over_with_the_last() {
+        let start = |script: &str| {
+            let child = Command::new("sh").args(["-c", script]).stdin(Stdio::null()).spawn().unwrap();
+            Root::child(Pid(child.id() as i32)).unwrap()
+        };
+        let (living, dead) = (start("exec sleep 100"), start("exit 7"));
+        let (living, dying) = (living.pid(), dead.pid());
+        drop(dead);
+        let subject = Subject::children(&Roots::new(living, [dying])).unwrap();
+        while !subject.has_ended() {
+            std::thread::yield_now();
+        }
+        assert_eq!(subject.ended().unwrap(), [(dying, SubjectStatus::Exited(7))]);
+        assert_eq!((subject.dead_pid(), subject.over().unwrap()), (dying, None));
+        subject.release().unwrap();
+        assert!(procfs::stat(dying).is_err() && procfs::stat(living).is_ok());
+        let rest = subject.without(dying).unwrap();
+        assert!(rest.ended().unwrap().is_empty() && rest.without(living).is_none());
+        rest.signal(Signal(9)).unwrap();
+        while rest.over().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        rest.release().unwrap();
     }
 }

@@ -39,6 +39,7 @@ mod store_size;
 mod supervision;
 mod system;
 mod terminal;
+mod together;
 mod top;
 mod verbs;
 mod warm;

@@ -215,13 +215,13 @@ impl PreparedRestore {
         Compared::compare(&self.plan, self.reader.commit().time, files, None).map(drop)
     }
 
-    /// Checks that the pids of the image are free, like a restore before its first change. The pid `reserved` is not
+    /// Checks that the pids of the image are free, like a restore before its first change. The pids `reserved` are not
     /// checked.
     ///
     /// # Errors
     ///
     /// `PidTaken` or `PidUnreaped` with the first pid that is not free.
-    pub fn check_pids(&self, reserved: Option<Pid>) -> Result<()> {
+    pub fn check_pids(&self, reserved: &[Pid]) -> Result<()> {
         self.plan.check_pids(reserved)
     }
 
@@ -239,7 +239,7 @@ impl PreparedRestore {
     fn check_machine(&self, late_timers: bool) -> Result<()> {
         // If the program still runs, the comparison of files fails, too. The error about the pids shows the reason, so
         // it comes first.
-        self.plan.check_pids(None)?;
+        self.plan.check_pids(&[])?;
         if late_timers { Ok(()) } else { self.plan.check_clocks() }
     }
 
@@ -262,7 +262,7 @@ impl PreparedRestore {
 ///
 /// `PidTaken` or `PidUnreaped` with the first pid that is not free; the errors of [`PreparedRestore::read`].
 pub fn check_pids(reader: ImageReader) -> Result<()> {
-    PreparedRestore::read(reader)?.check_pids(None)
+    PreparedRestore::read(reader)?.check_pids(&[])
 }
 
 /// Builds the tree of an image and resumes the tree.

@@ -220,11 +220,11 @@ impl Plan {
         }
     }
 
-    /// Waits until every pid and tid that the tree needs is free, except the pid `reserved`.
-    pub(super) fn check_pids(&self, reserved: Option<Pid>) -> Result<()> {
+    /// Waits until every pid and tid that the tree needs is free, except the pids `reserved`.
+    pub(super) fn check_pids(&self, reserved: &[Pid]) -> Result<()> {
         for process in &self.processes {
             let threads = process.threads.iter().map(|thread| Pid(thread.tid.get()));
-            for number in threads.chain([process.pid]).filter(|number| Some(*number) != reserved) {
+            for number in threads.chain([process.pid]).filter(|number| !reserved.contains(number)) {
                 pids::await_free(number)?;
             }
         }

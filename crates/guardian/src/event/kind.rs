@@ -82,6 +82,7 @@ impl RunEvent {
             | Self::EndedAgain { .. }
             | Self::NotBegunAnew {}
             | Self::GaveUp { .. }
+            | Self::MemberLeft { .. }
             | Self::Ended { .. } => EventKind::Deaths,
             Self::Started { .. }
             | Self::Protected { .. }

@@ -238,6 +238,8 @@ pub enum RunEvent {
     SystemGoesDown { has_failed: bool },
     /// The subject was restarted too often.
     GaveUp { restarts: usize, within_us: u64 },
+    /// A member of a group has ended. The other members continue.
+    MemberLeft { pid: i32, signal: Option<i32>, exit: Option<i32> },
     /// The subject has ended, and is not restarted.
     Ended { pid: i32, signal: Option<i32>, exit: Option<i32> },
 }

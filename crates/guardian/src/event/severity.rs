@@ -48,6 +48,7 @@ impl RunEvent {
             | Self::Executed { .. }
             | Self::SystemRestarts {}
             | Self::SystemGoesDown { has_failed: false }
+            | Self::MemberLeft { .. }
             | Self::Ended { signal: None, exit: Some(0), .. } => Severity::Information,
             _ if self.is_warning() => Severity::Warning,
             _ => Severity::Error,

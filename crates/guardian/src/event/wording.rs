@@ -76,6 +76,9 @@ impl fmt::Display for RunEvent {
             Self::Died { pid, signal, exit } | Self::Ended { pid, signal, exit } => {
                 write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
             }
+            Self::MemberLeft { pid, signal, exit } => {
+                write!(f, "pid {pid} {}; the other members of the group continue", SubjectStatus::of(*signal, *exit))
+            }
             Self::Faulted { .. }
             | Self::StoppedForRestart { .. }
             | Self::NotRestarted { .. }

@@ -26,7 +26,9 @@ use crate::error::Result;
 use crate::event::RunEvent;
 use crate::foreground::Foreground;
 use crate::inspection::require_features;
-use crate::run::{After, CostMeter, EndedRun, Guard, ProcessReaper, RunRequest, Shared, start};
+use crate::run::{
+    After, CostMeter, EndedRun, Guard, MemberNumber, ProcessReaper, RunRequest, Shared, SubjectReport, start,
+};
 use crate::signals::{Arrived, CONT, PendingStop, Request, Signals};
 use crate::streams::Streams;
 
@@ -106,8 +108,8 @@ pub(crate) trait Director {
     /// subject.
     fn started(&mut self, id: SubjectId, root: Pid);
 
-    /// Receives an event of a subject, as soon as it has happened.
-    fn noticed(&mut self, _id: SubjectId, _event: &RunEvent) {}
+    /// Receives a report of a subject, as soon as it has happened.
+    fn noticed(&mut self, _id: SubjectId, _report: SubjectReport) {}
 
     /// Receives an event that people may learn now. While files are being rolled back, people learn nothing.
     fn tell(&mut self, name: &str, event: &RunEvent);
@@ -221,20 +223,37 @@ impl Host {
         }
     }
 
-    /// Records that a subject is ready. Checkpoints that wait for readiness become due.
-    pub(crate) fn ready(&mut self, id: SubjectId) {
+    /// Lets a program join a subject that runs. A report follows, unless the subject dies first.
+    pub(crate) fn join(&mut self, id: SubjectId, member: MemberNumber, request: RunRequest) {
+        self.with_guard(id, |guard| guard.join(member, request));
+    }
+
+    /// Ends one root of a subject. The end of the only root is the end of the run.
+    pub(crate) fn end_root(&mut self, id: SubjectId, root: Pid, signal: Signal) {
+        self.with_guard(id, |guard| guard.end_root(root, signal));
+    }
+
+    /// With `true`, no checkpoint of a subject is taken, because a member is not ready.
+    pub(crate) fn set_incomplete(&mut self, id: SubjectId, is_incomplete: bool) {
+        self.with_guard(id, |guard| guard.set_incomplete(is_incomplete));
+    }
+
+    /// Changes a guard, and lets it take a step at once.
+    fn with_guard(&mut self, id: SubjectId, change: impl FnOnce(&mut Guard)) {
         if let Some(guarded) = self.guards.get_mut(&id) {
-            guarded.guard.ready();
+            change(&mut guarded.guard);
             guarded.due = Some(self.shared.clock.now());
         }
     }
 
+    /// Records that a subject is ready. Checkpoints that wait for readiness become due.
+    pub(crate) fn ready(&mut self, id: SubjectId) {
+        self.with_guard(id, Guard::ready);
+    }
+
     /// Kills a subject in which a fault was found. The policy of the subject decides what follows.
     pub(crate) fn fail(&mut self, id: SubjectId, fault: Fault) {
-        if let Some(guarded) = self.guards.get_mut(&id) {
-            guarded.guard.fault(fault);
-            guarded.due = Some(self.shared.clock.now());
-        }
+        self.with_guard(id, |guard| guard.fault(fault));
     }
 
     /// Adds an event to the journal of a subject.
@@ -344,9 +363,9 @@ impl Host {
         let Some(guarded) = self.guards.get_mut(&id) else { return Ok(()) };
         let guard = &mut guarded.guard;
         guard.step();
-        let (news, messages) = (guard.take_news(), guard.take_messages());
+        let (reports, messages) = (guard.take_reports(), guard.take_messages());
         messages.iter().for_each(|event| director.tell(guard.name(), event));
-        news.iter().for_each(|event| director.noticed(id, event));
+        reports.into_iter().for_each(|report| director.noticed(id, report));
         guard.draw_again();
         if guard.is_over() {
             if let Some(Guarded { guard, .. }) = self.guards.remove(&id) {
@@ -399,7 +418,7 @@ impl Host {
                 Done::Ended(id, ended) => {
                     self.away.leaving -= 1;
                     ended.messages.iter().for_each(|event| director.tell(&ended.name, event));
-                    ended.news.iter().for_each(|event| director.noticed(id, event));
+                    ended.reports.into_iter().for_each(|report| director.noticed(id, report));
                     director.ended(id, ended.outcome);
                 }
             }

@@ -49,11 +49,12 @@ impl ComponentChannels {
         self.all.mark_sockets(self.id, mark);
     }
 
-    /// Starts a program whose calls are handled from its first call on. `prepare_last` prepares the steps that drop
-    /// privileges.
+    /// Starts a program whose calls are handled from its first call on. With `joins`, the program joins the present
+    /// incarnation. `prepare_last` prepares the steps that drop privileges.
     pub(super) fn spawn(
         &self,
         command: &mut Command,
+        joins: bool,
         prepare_last: impl FnOnce(&mut Command) -> Result<()>,
         failed: impl FnOnce(std::io::Error) -> GuardianError,
     ) -> Result<Child> {
@@ -61,7 +62,7 @@ impl ComponentChannels {
         // Installing the filter needs the privileges of this program, so the privileges are dropped afterwards.
         prepare_last(command)?;
         let mut child = command.spawn().map_err(failed)?;
-        if let Err(error) = self.all.started(self.id, pending) {
+        if let Err(error) = self.all.started(self.id, pending, joins) {
             // Without a handler, the calls of the program would wait forever.
             let _ = child.kill();
             return Err(error.into());

@@ -18,7 +18,7 @@ use model::{Pid, ProcessKey, StartTime};
 use rustix::process::{WaitId, WaitIdOptions};
 use sys::clock::Deadline;
 use sys::listener_holder::Creation;
-use tracee::{procfs, tree};
+use tracee::{Roots, procfs, tree};
 
 use crate::error::{GuardianError, Result};
 use crate::mark;
@@ -53,7 +53,8 @@ struct Table {
     admitted: u32,
     /// Whether this process may also start children that belong to no subject.
     is_shared: bool,
-    roots: BTreeMap<Owner, ProcessKey>,
+    /// The root processes of each subject.
+    roots: BTreeMap<Owner, Vec<ProcessKey>>,
     /// The mark of each subject: the value of `mark::VARIABLE` in the environment of its processes. No other subject has this
     /// value. A mark identifies a process that `survey` has not found.
     marks: BTreeMap<Owner, String>,
@@ -69,15 +70,20 @@ impl Table {
     /// Finds the descendants of all roots, and removes processes that have ended.
     fn survey(&mut self) {
         self.members.retain(|key, _| procfs::key(key.pid).is_ok_and(|found| found == *key));
-        for (owner, root) in &self.roots {
-            let found = descendants(root.pid).into_iter().map(|key| (key, *owner));
-            self.members.extend(found);
-        }
+        let found = |(owner, root): (Owner, ProcessKey)| {
+            descendants(root.pid).into_iter().map(move |key| (key, owner))
+        };
+        let found: Vec<_> = self.each_root().flat_map(found).collect();
+        self.members.extend(found);
         self.next_survey = Some(Deadline::after(SURVEY_EVERY));
     }
 
+    fn each_root(&self) -> impl Iterator<Item = (Owner, ProcessKey)> + '_ {
+        self.roots.iter().flat_map(|(owner, roots)| roots.iter().map(|root| (*owner, *root)))
+    }
+
     fn owner_of(&self, key: ProcessKey) -> Option<Owner> {
-        let root = self.roots.iter().find(|(_, root)| **root == key).map(|(owner, _)| *owner);
+        let root = self.each_root().find(|(_, root)| *root == key).map(|(owner, _)| owner);
         root.or_else(|| self.members.get(&key).copied())
     }
 
@@ -94,7 +100,7 @@ impl Table {
         let marked = self.marks.iter().find(|(_, own)| has_mark(own)).map(|(owner, _)| *owner);
         marked.or_else(|| {
             let session = procfs::stat(pid).ok()?.session;
-            self.roots.iter().find(|(_, root)| root.pid == session).map(|(owner, _)| *owner)
+            self.each_root().find(|(_, root)| root.pid == session).map(|(owner, _)| owner)
         })
     }
 
@@ -144,11 +150,11 @@ impl ProcessReaper {
 
     /// Adds a subject with the mark `mark`. `is_stranger` states that this program has not started the subject. The
     /// root and the orphans of such a subject are not children of this program.
-    pub(super) fn admit(&self, root: ProcessKey, mark: &str, is_stranger: bool) -> Owner {
+    pub(super) fn admit(&self, roots: Vec<ProcessKey>, mark: &str, is_stranger: bool) -> Owner {
         let mut table = self.table();
         let owner = Owner(table.admitted);
         table.admitted += 1;
-        table.roots.insert(owner, root);
+        table.roots.insert(owner, roots);
         table.marks.insert(owner, mark.to_owned());
         if is_stranger {
             table.strangers.insert(owner);
@@ -156,13 +162,19 @@ impl ProcessReaper {
         owner
     }
 
-    /// Records the new root of a subject.
-    pub(super) fn begin(&self, owner: Owner, root: ProcessKey) {
+    /// Records the roots of a new incarnation of a subject.
+    pub(super) fn begin(&self, owner: Owner, roots: Vec<ProcessKey>) {
         let mut table = self.table();
-        let is_first = table.roots.insert(owner, root) == Some(root);
+        let is_first = table.roots.get(&owner).is_some_and(|known| *known == roots);
         if !is_first {
+            table.roots.insert(owner, roots);
             table.strangers.remove(&owner);
         }
+    }
+
+    /// Records the roots of a subject, after a root has joined or left the present incarnation.
+    pub(super) fn set_roots(&self, owner: Owner, roots: Vec<ProcessKey>) {
+        self.table().roots.insert(owner, roots);
     }
 
     /// Records processes that were found in the tree of a subject.
@@ -194,7 +206,7 @@ impl ProcessReaper {
                 continue;
             }
             let table = self.table();
-            let is_root = table.roots.values().any(|root| *root == key);
+            let is_root = table.each_root().any(|(_, root)| root == key);
             let is_known = table.members.contains_key(&key);
             let is_foreign = table.is_foreign(key);
             drop(table);
@@ -244,7 +256,7 @@ impl ProcessReaper {
     pub(super) fn departed(&self, owner: Owner, root: Pid) -> Vec<ProcessKey> {
         let mut adopted = self.adopted();
         adopted.retain(|pid| *pid != root);
-        let roots: HashSet<Pid> = self.table().roots.values().map(|root| root.pid).collect();
+        let roots: HashSet<Pid> = self.table().each_root().map(|(_, root)| root.pid).collect();
         let stats =
             adopted.into_iter().filter(|pid| !roots.contains(pid)).filter_map(|pid| procfs::stat(pid).ok());
         let living = stats.filter(|stat| !stat.is_zombie()).map(|stat| stat.key());
@@ -317,7 +329,7 @@ impl ProcessReaper {
     fn strange(&self, owner: Owner, root: Pid) -> Vec<Pid> {
         let table = self.table();
         let mark = table.marks.get(&owner).filter(|_| table.strangers.contains(&owner)).cloned();
-        let session = table.roots.get(&owner).map(|root| root.pid);
+        let session = table.roots.get(&owner).and_then(|roots| roots.first()).map(|root| root.pid);
         drop(table);
         let found = mark.map(|mark| mark::recognised(&mark, session)).unwrap_or_default();
         found.into_iter().filter(|pid| *pid != root).collect()
@@ -413,10 +425,11 @@ fn is_traced_by_us(pid: Pid) -> bool {
     procfs::status(pid).is_ok_and(|status| status.tracer.get() == own)
 }
 
-/// Returns the descendants of a root, each with its pid and start time.
-pub(super) fn descendants(root: Pid) -> Vec<ProcessKey> {
-    let pids = tree::descendants(root).unwrap_or_default();
-    pids.into_iter().filter(|pid| *pid != root).filter_map(|pid| procfs::key(pid).ok()).collect()
+/// Returns the descendants of the roots, each with its pid and start time.
+pub(super) fn descendants(roots: impl Into<Roots>) -> Vec<ProcessKey> {
+    let roots = roots.into();
+    let pids = tree::descendants(&roots).unwrap_or_default();
+    pids.into_iter().filter(|pid| !roots.contains(*pid)).filter_map(|pid| procfs::key(pid).ok()).collect()
 }
 
 fn is_alive(key: ProcessKey) -> bool {
@@ -468,7 +481,7 @@ mod tests {
             await_that(|| descendants(pid).len() == 3);
             let middle = procfs::children(pid).unwrap()[0];
             let leaves = descendants(middle);
-            Self { owner: reaper.admit(procfs::key(pid).unwrap(), "", false), root, pid, middle, leaves }
+            Self { owner: reaper.admit(vec![procfs::key(pid).unwrap()], "", false), root, pid, middle, leaves }
         }
 
         /// Kills the process in the middle. Its children become children of this process.

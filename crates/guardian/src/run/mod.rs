@@ -37,7 +37,7 @@ pub(crate) use claim::{Claim, UNDO_DIRECTORY, remove_log};
 pub(crate) use cost_meter::CostMeter;
 pub use damaged::Damaged;
 pub(crate) use earlier::adopt;
-pub(crate) use guard::{After, EndedRun, Guard, start};
+pub(crate) use guard::{After, EndedRun, Guard, MemberNumber, SubjectReport, start};
 pub use launch::{Launch, ReadyPipe};
 pub(crate) use launchable::Setting;
 pub(crate) use leftovers::ProcessReaper;

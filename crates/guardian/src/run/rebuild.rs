@@ -13,6 +13,7 @@
 use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
@@ -37,6 +38,7 @@ use super::cost_meter::CostMeter;
 use super::launch::Launch;
 use super::leftovers::{Owner, ProcessReaper};
 use super::mapped_files::MappedFiles;
+use super::request::{Guarded, RunRequest};
 use super::watching::{self, BEGINNING, FileWatch, Watching};
 use crate::aside::Parts;
 use crate::error::{GuardianError, Result};
@@ -45,7 +47,7 @@ use crate::foreground::Foreground;
 use crate::mark;
 use crate::on_restore::{self, RestoredFrom, SignalSets};
 use crate::streams::Streams;
-use crate::subject::Subject;
+use crate::subject::{Root, Subject};
 
 /// Values that the event loop, its guards and its workers share.
 #[derive(Debug)]
@@ -123,7 +125,7 @@ impl Rebuild {
 
     /// Ends every process that the dead root has left, including the `known` processes of an adopted root.
     pub(super) fn clear(&self, known: &[ProcessKey], spared: &HashSet<ProcessKey>) -> Result<()> {
-        self.host.reaper.clear(self.owner, self.subject.pid(), known, spared)?;
+        self.host.reaper.clear(self.owner, self.subject.dead_pid(), known, spared)?;
         self.launch.channels.iter().for_each(ComponentChannels::died);
         self.note_end()
     }
@@ -205,7 +207,7 @@ impl Rebuild {
         is_with_files: bool,
         events: &mut Vec<RunEvent>,
     ) -> Result<Built> {
-        self.host.reaper.clear(self.owner, self.subject.pid(), &[], &HashSet::new())?;
+        self.host.reaper.clear(self.owner, self.subject.dead_pid(), &[], &HashSet::new())?;
         if is_with_files {
             self.take_files_back(BEGINNING, None, &[], events)?;
         } else {
@@ -221,13 +223,14 @@ impl Rebuild {
 
     /// Takes the steps of a restore that change no file.
     fn prepare(&self, sequence: Sequence, spared: &HashSet<ProcessKey>) -> Result<PreparedRestore> {
-        self.host.reaper.clear(self.owner, self.subject.pid(), &[], spared)?;
+        self.host.reaper.clear(self.owner, self.subject.dead_pid(), &[], spared)?;
         self.file_watch.calls().map_or(Ok(()), CallReports::repair)?;
         self.launch.channels.as_ref().map_or(Ok(()), ComponentChannels::repair)?;
         let reader = self.store.read(&self.store.get(&self.name, sequence)?)?;
         let prepared = PreparedRestore::read(reader)?;
-        // The dead root keeps its pid until the restore needs the pid.
-        prepared.check_pids(Some(self.subject.pid()))?;
+        // The dead roots keep their pids until the restore needs the pids.
+        let reserved: Vec<Pid> = self.subject.roots().iter().collect();
+        prepared.check_pids(&reserved)?;
         prepared.check_outside(&self.streams.duplicates()?)?;
         Ok(prepared)
     }
@@ -270,7 +273,7 @@ impl Rebuild {
         if self.file_watch.calls().is_some() {
             channels.iter().for_each(|channels| channels.begin(true));
         }
-        let subject = Subject::child(restored.root)?;
+        let subject = Subject::children(&restored.roots)?;
         let Restored { resumed_after, connections, .. } = restored;
         Ok(Built { subject, resumed_after, connections })
     }
@@ -370,7 +373,26 @@ impl Rebuild {
     }
 
     fn spawn(&self, words: &[OsString], requests: &str) -> Result<Subject> {
-        spawn(words, &self.host, (&self.launch, &self.streams), requests, self.file_watch.calls())
+        let (launch, log, calls) = (&self.launch, self.streams.log(), self.file_watch.calls());
+        spawn(words, &self.host, (launch, log), requests, Incarnation::New(calls)).map(Subject::from)
+    }
+
+    /// Starts a program that joins the living subject, or takes over its running process. Returns its root, and the
+    /// streams if the program has a log of its own.
+    pub(super) fn join(&self, request: &RunRequest, requests: &str) -> Result<(Root, Option<Streams>)> {
+        let log = request.launch.open_log()?;
+        let streams = log.as_ref().map(|log| self.streams.with_member_log(log)).transpose()?;
+        if let Some(running) = request.runs_already {
+            let root = Root::stranger(running.pid)?;
+            if root.key() != running {
+                return Err(engine::EngineError::NoProcess(running.pid).into());
+            }
+            return Ok((root, streams));
+        }
+        let Guarded::Command(words) = &request.what else { return Err(no_command()) };
+        let of_subject = Incarnation::Present(self.file_watch.calls());
+        let root = spawn(words, &self.host, (&request.launch, log.as_ref()), requests, of_subject)?;
+        Ok((root, streams))
     }
 }
 
@@ -378,37 +400,51 @@ fn blamed(error: GuardianError) -> (RestoreError, GuardianError) {
     (blame::of(&error), error)
 }
 
+/// The incarnation to which a started program belongs, with the file watch of the subject.
+#[derive(Clone, Copy)]
+pub(super) enum Incarnation<'a> {
+    /// A new incarnation, which begins with this program.
+    New(Option<&'a CallReports>),
+    /// The present incarnation, which the program joins.
+    Present(Option<&'a CallReports>),
+}
+
 /// Starts the program as a child. The environment of the child contains the name of the socket for requests. The child
 /// inherits streams, environment, directory, process group, signal mask and signal actions.
 pub(super) fn spawn(
     words: &[OsString],
     host: &Shared,
-    (launch, streams): (&Launch, &Streams),
+    (launch, log): (&Launch, Option<&OwnedFd>),
     requests: &str,
-    calls: Option<&CallReports>,
-) -> Result<Subject> {
+    incarnation: Incarnation<'_>,
+) -> Result<Root> {
     let (program, arguments) = words.split_first().ok_or_else(no_command)?;
     let mut command = Command::new(program);
     command.env(mark::VARIABLE, requests);
     let defaults = host.defaults | launch.default_signals();
     sys::signal::start_with(command.args(arguments), host.blocked_before, defaults);
     sys::descriptor_table::start_with_first_limit(&mut command);
-    launch.prepare(&mut command, streams.log())?;
+    launch.prepare(&mut command, log)?;
     let failed = |error: std::io::Error| {
         let source = sys::Error::path("execute", Path::new(program), error);
         GuardianError::Command { command: program.clone(), source }
     };
+    let (calls, joins) = match incarnation {
+        Incarnation::New(calls) => (calls, false),
+        Incarnation::Present(calls) => (calls, true),
+    };
     match (calls, &launch.channels) {
         (Some(calls), channels) => {
-            channels.iter().for_each(|channels| channels.begin(false));
-            Subject::child(watching::spawn(calls, &mut command, launch, failed)?)
+            channels.iter().filter(|_| !joins).for_each(|channels| channels.begin(false));
+            Root::child(watching::spawn((calls, joins), &mut command, launch, failed)?)
         }
-        (None, Some(channels)) => Subject::child(Pid(channels
-            .spawn(&mut command, |command| launch.prepare_user(command), failed)?
-            .id() as i32)),
+        (None, Some(channels)) => {
+            let prepare = |command: &mut Command| launch.prepare_user(command);
+            Root::child(Pid(channels.spawn(&mut command, joins, prepare, failed)?.id() as i32))
+        }
         (None, None) => {
             launch.prepare_user(&mut command)?;
-            Subject::child(Pid(command.spawn().map_err(failed)?.id() as i32))
+            Root::child(Pid(command.spawn().map_err(failed)?.id() as i32))
         }
     }
 }

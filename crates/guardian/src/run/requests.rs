@@ -22,7 +22,7 @@ use rustix::net::{
     SocketAddrUnix, SocketFlags, SocketType, UCred, bind, recv, recvmsg, sendto, socket_with, sockopt,
 };
 use sys::Error;
-use tracee::{procfs, tree};
+use tracee::{Roots, procfs, tree};
 
 use crate::error::{GuardianError, Result};
 use crate::exit::ExitCode;
@@ -120,7 +120,7 @@ impl Requests {
     }
 
     /// Receives the next request of a permitted process.
-    pub(super) fn poll(&self, root: Pid) -> Option<(Word, Asker)> {
+    pub(super) fn poll(&self, roots: &Roots) -> Option<(Word, Asker)> {
         loop {
             let mut line = [0_u8; LINE_MAX];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
@@ -135,7 +135,7 @@ impl Requests {
             let address = address.and_then(|(address, credentials)| unix(&address, is_owner(credentials)));
             // A request without a return address, or without permission, gets no reply.
             if let (Some(credentials), Some(address)) = (credentials, address)
-                && let Some(process) = admitted(&credentials, root)
+                && let Some(process) = admitted(&credentials, roots)
             {
                 let word = Word::of(&line[..got.bytes.min(LINE_MAX)]);
                 let is_owner = is_owner(&credentials);
@@ -375,10 +375,10 @@ fn is_owner(credentials: &UCred) -> bool {
 
 /// Returns the process that sent the credentials. Returns `None` unless the process belongs to the subject, or runs as
 /// the user root or as the user of the guardian.
-fn admitted(credentials: &UCred, root: Pid) -> Option<ProcessKey> {
+fn admitted(credentials: &UCred, roots: &Roots) -> Option<ProcessKey> {
     let pid = Pid(credentials.pid.as_raw_nonzero().get());
     let process = procfs::key(pid).ok()?;
-    let is_inside = || tree::descendants(root).is_ok_and(|pids| pids.contains(&pid));
+    let is_inside = || tree::descendants(roots).is_ok_and(|pids| pids.contains(&pid));
     (is_owner(credentials) || is_inside()).then_some(process)
 }
 

@@ -17,7 +17,7 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Held, Taken};
+use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Held, Roots, Taken};
 use model::{PageCount, ProcessKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use store::{BufferStock, LogOptions, LogWriter, RetentionPolicy, SegmentCompression, Store, SubjectName};
@@ -107,10 +107,19 @@ enum Work {
 }
 
 enum Order {
-    Take(ProcessKey, CheckpointOptions),
-    TakeAndHold(ProcessKey, CheckpointOptions),
+    Take(Target, CheckpointOptions),
+    TakeAndHold(Target, CheckpointOptions),
     LetGo(LetGo),
     Open,
+}
+
+/// The processes of a checkpoint.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    /// Identifies the incarnation.
+    pub(super) first: ProcessKey,
+    /// All roots.
+    pub(super) roots: Roots,
 }
 
 /// What happens to a stopped subject.
@@ -195,12 +204,12 @@ impl Tracer {
     }
 
     /// Orders a checkpoint.
-    pub(super) fn take(&mut self, subject: ProcessKey, options: CheckpointOptions) {
+    pub(super) fn take(&mut self, subject: Target, options: CheckpointOptions) {
         self.order(Work::Taking, Order::Take(subject, options));
     }
 
     /// Orders a checkpoint after which the subject stays stopped, until `let_go` is called.
-    pub(super) fn take_and_hold(&mut self, subject: ProcessKey, options: CheckpointOptions) {
+    pub(super) fn take_and_hold(&mut self, subject: Target, options: CheckpointOptions) {
         self.order(Work::TakingToHold, Order::TakeAndHold(subject, options));
     }
 
@@ -334,8 +343,8 @@ impl Hand {
         let mut held: Option<Held> = None;
         for order in orders {
             let news = match order {
-                Order::Take(subject, options) => self.take(subject, &options),
-                Order::TakeAndHold(subject, options) => self.take_and_hold(subject, &options, &mut held),
+                Order::Take(target, options) => self.take(&target, &options),
+                Order::TakeAndHold(target, options) => self.take_and_hold(&target, &options, &mut held),
                 Order::LetGo(how) => let_go(held.take(), how),
                 Order::Open => self.open(),
             };
@@ -343,9 +352,11 @@ impl Hand {
         }
     }
 
-    fn take(&mut self, subject: ProcessKey, options: &CheckpointOptions) -> News {
+    fn take(&mut self, target: &Target, options: &CheckpointOptions) -> News {
         let Some(log) = self.log.clone() else { return without_log() };
+        let subject = target.first;
         self.climb_back(subject);
+        self.continuous(subject).set_roots(&target.roots);
         if self.tracking.request.dry_run_tracking {
             return match self.continuous(subject).track(options) {
                 Ok(found) => News::Scanned(found),
@@ -362,12 +373,14 @@ impl Hand {
     /// Takes a checkpoint, and keeps the subject stopped in `held`.
     fn take_and_hold(
         &mut self,
-        subject: ProcessKey,
+        target: &Target,
         options: &CheckpointOptions,
         held: &mut Option<Held>,
     ) -> News {
         let Some(log) = self.log.clone() else { return without_log() };
+        let subject = target.first;
         self.climb_back(subject);
+        self.continuous(subject).set_roots(&target.roots);
         match self.continuous(subject).checkpoint_and_hold(&*log, options) {
             Ok(Some((taken, stopped))) => {
                 *held = Some(stopped);

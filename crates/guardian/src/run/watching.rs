@@ -227,15 +227,15 @@ fn handler(request: &RunRequest, mark: Option<SocketMark>) -> Option<Arc<dyn Cal
     }
 }
 
-/// Starts a program with the seccomp filter. The watch answers the notified system calls of the program from the first
+/// Starts a program with the seccomp filter. With `joins`, the program joins the present incarnation. The watch answers the notified system calls of the program from the first
 /// call on.
 pub(super) fn spawn(
-    calls: &CallReports,
+    (calls, joins): (&CallReports, bool),
     command: &mut Command,
     launch: &Launch,
     failed: impl FnOnce(std::io::Error) -> GuardianError,
 ) -> Result<Pid> {
-    let pending = calls.prepare(command)?;
+    let pending = calls.prepare(command, joins)?;
     // Installing the filter needs the privileges of this program, so the privileges are dropped afterwards.
     launch.prepare_user(command)?;
     let mut child = command.spawn().map_err(failed)?;

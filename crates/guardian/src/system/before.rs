@@ -12,10 +12,10 @@ use model::ProcessKey;
 use store::{Store, SubjectName};
 use supervise::{Policy, System};
 
-use super::record::SystemRecord;
+use super::record::{ComponentFacts, MemberFacts, SystemRecord};
 use crate::error::Result;
 use crate::mark;
-use crate::record::Record;
+use crate::record::{ProcessName, Record};
 
 /// A component that runs already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,8 +41,13 @@ impl Before {
     pub(super) fn find(store: &Store, system: &System) -> Result<Self> {
         let mut before = Self::default();
         let record = SystemRecord::read(store)?;
-        for (name, facts) in record.into_iter().flat_map(|record| record.components) {
-            let Some(root) = living_root(store, &name) else { continue };
+        let components = record.map(|record| record.components).unwrap_or_default();
+        for (name, facts) in &components {
+            let found = match &facts.together {
+                Some(member) => living_member(store, member, &components),
+                None => living_root(store, name),
+            };
+            let (Some(root), name) = (found, name.clone()) else { continue };
             match system.component.iter().find(|(known, _)| *known.get_ref() == name) {
                 Some((_, component)) => {
                     let is_outdated = facts.command != *component.command.get_ref();
@@ -60,6 +65,20 @@ impl Before {
         }
         Ok(before)
     }
+}
+
+/// Returns the living root of a member of a group without a guardian. If a member has died, the group is not taken over,
+/// because the state of the others belongs together with the state of the dead member.
+fn living_member(
+    store: &Store,
+    member: &MemberFacts,
+    components: &BTreeMap<String, ComponentFacts>,
+) -> Option<ProcessKey> {
+    let subject = Record::read(&store.root().join(&member.group)).ok()??;
+    let all = components.values().filter_map(|facts| facts.together.as_ref());
+    let mut roots = all.filter(|other| other.group == member.group).filter_map(|other| other.root);
+    let is_whole = !subject.is_guarded() && subject.is_of_this_boot() && roots.all(ProcessName::is_alive);
+    member.root.filter(|_| is_whole).map(ProcessName::key)
 }
 
 /// Returns the living root of a component without a guardian. If the disk was full, the status names an earlier root. The

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use channel::{Channels, Limits};
-use model::Pid;
 use serde::{Deserialize, Serialize};
 use supervise::ComponentId;
 use sys::clock::Clock;
 use sys::listener_holder::ListenerHolder;
+use tracee::Roots;
 
 use crate::error::Result;
 use crate::run::ComponentChannels;
@@ -103,7 +103,7 @@ impl Network {
     /// Returns work for a worker, if a scan is due: the release of listeners that living components have closed.
     pub(super) fn scan(
         &mut self,
-        roots: Vec<(ComponentId, Pid)>,
+        roots: Vec<(ComponentId, Roots)>,
         now: Instant,
     ) -> Option<impl FnOnce() + Send + use<>> {
         let all = self.channels.as_ref().filter(|_| now >= self.next)?;

@@ -72,6 +72,12 @@ impl Part {
         }
     }
 
+    /// Records that a run of the component begins.
+    pub(super) fn begin_run(&mut self, subject: SubjectId) {
+        (self.gave_up, self.subject) = (false, Some(subject));
+        self.stop_signal = self.component.stop_signal.0;
+    }
+
     /// Begins the checks again, if they were ended while the component was stopped.
     pub(super) fn resume_checks(&mut self, now: Instant) {
         if let Some(root) = self.root.filter(|_| !self.checks.is_begun()) {

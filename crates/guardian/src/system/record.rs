@@ -62,6 +62,18 @@ pub struct ComponentFacts {
     /// Number of threads of other components that wait until they can connect to this component.
     #[serde(default)]
     pub callers: usize,
+    /// The group with whose other members the component is checkpointed and restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub together: Option<MemberFacts>,
+}
+
+/// The place of a component in a group that is checkpointed together.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct MemberFacts {
+    /// The name of the group, which is the name of its checkpoints.
+    pub group: String,
+    /// The root of the component. `None` while the component does not run.
+    pub root: Option<ProcessName>,
 }
 
 /// The content of the status file of a system.
@@ -106,6 +118,17 @@ impl SystemRecord {
     pub(crate) fn up_again(&self, store: &Path) -> String {
         let file = self.file.to_string_lossy();
         format!("undying up {} --store {}", Word(&file), Word(&store.to_string_lossy()))
+    }
+
+    /// Reports whether a group with this name is checkpointed together.
+    pub(crate) fn has_group(&self, name: &str) -> bool {
+        let mut members = self.components.values().filter_map(|facts| facts.together.as_ref());
+        members.any(|member| member.group == name)
+    }
+
+    /// Returns the group with whose other members a component is checkpointed.
+    pub(crate) fn group_of(&self, component: &str) -> Option<&str> {
+        self.components.get(component)?.together.as_ref().map(|member| member.group.as_str())
     }
 
     /// Reports whether the guardian that wrote the record still lives.

@@ -88,6 +88,9 @@ impl System {
         for (name, group) in &self.group {
             found.extend(of_name(name, "a group"));
             found.extend(self.of_group(group));
+            if group.together {
+                found.extend(self.of_common_checkpoints(name, group));
+            }
         }
         found.extend(self.of_memberships());
         found.extend(self.of_cycle());
@@ -137,6 +140,36 @@ impl System {
                     format!("`{}` of a group with `together = true` is not checkpointed", member.get_ref());
                 let mistake = Mistake::new(member.span(), what);
                 found.push(mistake.with_help("add `policy = \"checkpointed\"` to the component"));
+            }
+        }
+        found
+    }
+
+    /// Finds the keys that concern the checkpoints of a group and differ between its members: the group has one series of
+    /// checkpoints.
+    fn of_common_checkpoints(&self, name: &Spanned<String>, group: &Group) -> Vec<Mistake> {
+        let mut found = Vec::new();
+        if self.component.contains_key(name) {
+            let what = format!("`{}` is also the name of a component", name.get_ref());
+            let help = "the checkpoints of a group with `together = true` have the name of the group; rename it";
+            found.push(Mistake::new(name.span(), what).with_help(help));
+        }
+        let members = group.members.get_ref();
+        let known = |member: &Spanned<String>| self.component.get(member);
+        let Some((first, own)) = members.iter().find_map(|member| Some((member, known(member)?))) else {
+            return found;
+        };
+        for member in members {
+            let Some(component) = known(member) else { continue };
+            if let Some(key) = differing_key(own, component) {
+                let (first, other) = (first.get_ref(), member.get_ref());
+                let what = format!("`{key}` differs between `{first}` and `{other}`");
+                let help = format!("give all members of a group with `together = true` the same `{key}`");
+                found.push(Mistake::new(member.span(), what).with_help(help));
+            }
+            if component.is_warm() {
+                let what = format!("`{}` of a group with `together = true` is warm", member.get_ref());
+                found.push(Mistake::new(member.span(), what).with_help("remove `warm` from the component"));
             }
         }
         found
@@ -310,6 +343,23 @@ fn of_component(component: &Component) -> Vec<Mistake> {
         found.push(Mistake::new(component.command.span(), what));
     }
     found
+}
+
+/// Returns a key of checkpoints and restarts that two components do not have in common.
+fn differing_key(one: &Component, other: &Component) -> Option<&'static str> {
+    let differing = [
+        ("every", one.every != other.every),
+        ("output", one.output != other.output),
+        ("files", one.files != other.files),
+        ("files_back_max", one.files_back_max != other.files_back_max),
+        ("files_undo_max", one.files_undo_max != other.files_undo_max),
+        ("files_cost_max", one.files_cost_max != other.files_cost_max),
+        ("cost_max", one.cost_max != other.cost_max),
+        ("store_max", one.store_max != other.store_max),
+        ("on_restore", one.on_restore != other.on_restore),
+        ("restart", one.restart != other.restart),
+    ];
+    differing.into_iter().find(|(_, differs)| *differs).map(|(key, _)| key)
 }
 
 #[cfg(test)]

@@ -357,6 +357,20 @@ pub struct Group {
     /// Whether the members are checkpointed at one moment and restored together.
     #[serde(default)]
     pub together: bool,
+    /// With `together`: which members are restored after the death of a member.
+    #[serde(default)]
+    pub on_member_death: MemberDeath,
+}
+
+/// Which members of a group with `together = true` are restored after the death of a member.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemberDeath {
+    /// All members, from one checkpoint.
+    #[default]
+    All,
+    /// Only the dead member.
+    One,
 }
 
 /// The members of a group that are restarted when a member has died.

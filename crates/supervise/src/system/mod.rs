@@ -14,7 +14,7 @@ mod values;
 pub use toml::Spanned;
 
 pub use self::description::{
-    Common, Complaints, Component, Condition, FilesPolicy, GiveUp, Group, Heartbeat, Limits, Policy, Probe,
+    Common, Complaints, Component, Condition, FilesPolicy, GiveUp, Group, Heartbeat, Limits, MemberDeath, Policy, Probe,
     Ready, Restart, Strategy, System,
 };
 pub use self::mistake::{Mistake, Mistakes};

@@ -69,8 +69,8 @@ impl CallReports {
     /// # Errors
     ///
     /// The filter cannot be prepared.
-    pub fn prepare(&self, command: &mut Command) -> Result<PendingListener> {
-        let mark = self.new_mark()?;
+    pub fn prepare(&self, command: &mut Command, joins: bool) -> Result<PendingListener> {
+        let mark = self.mark(joins)?;
         let held = Some((&*self.holder, mark.as_fd()));
         Ok(sys::watched_start::watch_from_start(command, self.filter(), held)?)
     }
@@ -101,7 +101,7 @@ impl CallReports {
     ///
     /// The errors of [`Self::started`].
     pub fn attach(&self, listener: OwnedFd) -> Result<()> {
-        self.holder.hold(listener.as_fd(), self.new_mark()?.as_fd())?;
+        self.holder.hold(listener.as_fd(), self.mark(false)?.as_fd())?;
         self.serve(Listener::new(listener)?)
     }
 
@@ -118,11 +118,11 @@ impl CallReports {
         spawn("undying-files", move || answer_calls(&*recipient, source))
     }
 
-    /// Opens the file in which the holders record that a new incarnation runs unwatched. Without an undo log, nothing
-    /// reads such a record.
-    fn new_mark(&self) -> Result<File> {
+    /// Opens the file in which the holders record that an incarnation runs unwatched. A new incarnation has a new file.
+    /// Without an undo log, nothing reads such a record.
+    fn mark(&self, joins: bool) -> Result<File> {
         match &self.log {
-            Some(log) => new_mark(log),
+            Some(log) => open_mark(log, joins),
             None => {
                 let opened = OpenOptions::new().append(true).open(NOWHERE);
                 Ok(opened.map_err(|error| sys::Error::path("open", Path::new(NOWHERE), error))?)
@@ -133,10 +133,11 @@ impl CallReports {
 
 const NOWHERE: &str = "/dev/null";
 
-/// Creates the file [`UNWATCHED`] for a new incarnation. Removes the file of the previous incarnation.
-fn new_mark(directory: &Path) -> Result<File> {
+/// Creates the file [`UNWATCHED`] for a new incarnation, and removes the file of the previous incarnation. With `joins`,
+/// opens the file of the present incarnation.
+fn open_mark(directory: &Path, joins: bool) -> Result<File> {
     let path = directory.join(UNWATCHED);
-    match std::fs::remove_file(&path) {
+    match if joins { Ok(()) } else { std::fs::remove_file(&path) } {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(sys::Error::path("remove", &path, error).into());
         }
@@ -145,7 +146,8 @@ fn new_mark(directory: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     let opened = options
         .append(true)
-        .create_new(true)
+        .create_new(!joins)
+        .create(true)
         .mode(0o600)
         .custom_flags(OFlags::NOFOLLOW.bits() as i32)
         .open(&path);

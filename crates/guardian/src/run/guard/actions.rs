@@ -16,8 +16,9 @@ use supervise::{Action, Event, FreshReason, LateReason, Notice, RestartLimit, St
 use super::super::blame;
 use super::super::rebuild::{Attempt, Rebuild};
 use super::super::request::Guarded;
-use super::super::tracer::LetGo;
+use super::super::tracer::{LetGo, Target};
 use super::super::watching::BEGINNING;
+use super::outbox::SubjectReport;
 use super::parts::{After, Guard, Progress};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
@@ -89,11 +90,11 @@ impl Guard {
         if let Some(watching) = self.rebuild.watching().filter(|_| is_wanted || is_held) {
             watching.watch.demand_exact();
         }
-        let root = self.rebuild.subject.key();
+        let target = Target { first: self.rebuild.subject.key(), roots: self.rebuild.subject.roots() };
         if is_held {
-            self.taking.tracer.take_and_hold(root, options);
+            self.taking.tracer.take_and_hold(target, options);
         } else {
-            self.taking.tracer.take(root, options);
+            self.taking.tracer.take(target, options);
         }
         None
     }
@@ -118,7 +119,9 @@ impl Guard {
         match notice {
             Notice::Died(status) => {
                 let (signal, exit) = (status.signal(), status.exit());
-                self.report(RunEvent::Died { pid: pid.get(), signal, exit });
+                let root = self.tree.dead;
+                self.voice.outbox.report(SubjectReport::Died { root, status });
+                self.report(RunEvent::Died { pid: root.get(), signal, exit });
             }
             Notice::ChildFailed => {
                 if let Some(death) = self.tree.child_death {
@@ -127,10 +130,14 @@ impl Guard {
                     self.report(RunEvent::ChildDied { pid, signal, again });
                 }
             }
-            Notice::Faulted(fault) => self.report(RunEvent::Faulted { pid: pid.get(), fault }),
+            Notice::Faulted(fault) => {
+                self.voice.outbox.report(SubjectReport::Faulted(fault));
+                self.report(RunEvent::Faulted { pid: pid.get(), fault });
+            }
             Notice::NotRestarted(why) => self.not_restarted(why),
             Notice::GaveUp(RestartLimit { count, window }) => {
                 let within_us = time::microseconds(window);
+                self.voice.outbox.report(SubjectReport::GaveUp);
                 self.report(RunEvent::GaveUp { restarts: count, within_us });
             }
             Notice::BacksOff(wait) => self.report(RunEvent::BackOff { wait_us: time::microseconds(wait) }),
@@ -154,6 +161,8 @@ impl Guard {
                 let age_us = age.map(time::microseconds);
                 self.voice.record.facts.restored_age_us = age_us;
                 self.driver.restart.restored(sequence);
+                let roots = self.rebuild.subject.roots();
+                self.voice.outbox.report(SubjectReport::Restored { roots });
                 self.report(RunEvent::Restored { pid, seq: sequence.get(), took_us, age_us });
                 self.voice.redraws = true;
             }
@@ -294,7 +303,10 @@ impl Guard {
             let time = self.time();
             self.voice.record.facts.fresh = Some(FreshReport { reason: why.clone(), time });
         }
-        self.report(RunEvent::Started { pid: self.rebuild.subject.pid().get(), why });
+        let root = self.rebuild.subject.pid();
+        self.members.note_root(root, self.request.success);
+        self.voice.outbox.report(SubjectReport::Started { root });
+        self.report(RunEvent::Started { pid: root.get(), why });
     }
 
     fn words_of(&mut self, why: FreshReason) -> String {

@@ -26,13 +26,14 @@ use super::super::earlier;
 use super::super::leftovers::{self, descendants};
 use super::super::mapped_files::MappedFiles;
 use super::super::output::HeldOutput;
-use super::super::rebuild::{Rebuild, Shared, spawn};
+use super::super::rebuild::{Incarnation, Rebuild, Shared, spawn};
 use super::super::request::{Guarded, RunRequest};
 use super::super::requested_restart::RequestedRestart;
 use super::super::requests::Requests;
 use super::super::tracer::{Place, Tracer, Tracking};
 use super::super::waits::Waits;
 use super::super::watching::{self, Choice, FileWatch, Watching};
+use super::members::Members;
 use super::outbox::Outbox;
 use super::parts::{Driver, Guard, Progress, Refusals, ReportedOnce, Taking, Tree, Voice, WatchedFiles};
 use crate::ancestry;
@@ -44,7 +45,7 @@ use crate::journal::Journal;
 use crate::mark;
 use crate::record::{CostsReport, ProcessName, Record, SubjectFacts, boot};
 use crate::streams::Streams;
-use crate::subject::Subject;
+use crate::subject::{Root, Subject};
 use crate::time;
 
 /// Executes a request until its subject runs and is guarded. Waits for the disk, and until the program is executed.
@@ -72,8 +73,8 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     requests.name().clone_into(&mut record.requests);
     record.started_as = started_as.or_else(|| earlier::recorded(&claim.directory, &record));
     let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
-    let known = descendants(subject.pid());
-    let owner = host.reaper.admit(subject.key(), requests.name(), request.adopted().is_some());
+    let known = descendants(subject.roots());
+    let owner = host.reaper.admit(subject.keys(), requests.name(), request.adopted().is_some());
     host.reaper.note(owner, &known);
     let tracer = match log {
         Some((place, log)) => Tracer::start(place, log, tracking, &host)?,
@@ -89,6 +90,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
             departed: Departed::default(),
             resumed_after: Duration::ZERO,
             death: None,
+            dead: Pid(0),
         },
         rebuild: Rebuild {
             streams,
@@ -113,7 +115,9 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
         connections: IdleConnections::new()?,
         output,
         voice: Voice::of(journal, record),
+        members: Members::default(),
     };
+    guard.members.note_root(guard.rebuild.subject.pid(), guard.request.success);
     guard.report_begin(choice.no_rewind.as_deref());
     Ok(guard)
 }
@@ -145,8 +149,9 @@ fn run_or_adopt(
         (Guarded::Command(words), None) => {
             end_leftovers(request, claim)?;
             let requests = Requests::open(mark_before(request, claim).as_deref())?;
-            let subject = spawn(words, host, (&request.launch, streams), requests.name(), calls)?;
-            Ok((subject, requests, store.next_sequence(&claim.name)?))
+            let (launch, log) = (&request.launch, streams.log());
+            let root = spawn(words, host, (launch, log), requests.name(), Incarnation::New(calls))?;
+            Ok((root.into(), requests, store.next_sequence(&claim.name)?))
         }
     }
 }
@@ -408,7 +413,7 @@ fn mark_before(request: &RunRequest, claim: &Claim) -> Option<String> {
 /// are the name of the request socket, which the process knows, and the first checkpoint of the process. If only the mark
 /// shows that the process belongs to the subject, the record can be old, and only the name is reused.
 fn adopt(pid: Pid, request: &RunRequest, store: &Store, claim: &Claim) -> Result<Begun> {
-    let subject = Subject::stranger(pid).map_err(|_| engine::EngineError::NoProcess(pid))?;
+    let subject = Root::stranger(pid).map(Subject::from).map_err(|_| engine::EngineError::NoProcess(pid))?;
     if request.runs_already.is_some_and(|expected| expected != subject.key()) {
         return Err(engine::EngineError::NoProcess(pid).into());
     }

@@ -12,10 +12,11 @@ use supervise::{End, Event, Failure, State, SubjectStatus};
 use super::super::children::{ChildEvent, Children};
 use super::super::leftovers::descendants;
 use super::super::rebuild::lock;
+use super::outbox::SubjectReport;
 use super::parts::Guard;
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
-use crate::record::{Death, ProcessName};
+use crate::record::Death;
 
 /// If more processes have left the tree at once, one event reports all of them.
 const DEPARTED_MAX: usize = 3;
@@ -26,8 +27,8 @@ pub(crate) struct EndedRun {
     pub(crate) outcome: Result<SubjectStatus>,
     /// Name of the subject.
     pub(crate) name: String,
-    /// Events that the director does not know yet.
-    pub(crate) news: Vec<RunEvent>,
+    /// Reports that the director does not know yet.
+    pub(crate) reports: Vec<SubjectReport>,
     /// Messages that people have not received yet.
     pub(crate) messages: Vec<RunEvent>,
 }
@@ -35,8 +36,9 @@ pub(crate) struct EndedRun {
 impl Guard {
     /// Reports a death to the state machine. All earlier events that can change the decision about this death must
     /// already be reported.
-    pub(super) fn died(&mut self, status: SubjectStatus) -> Result<()> {
-        self.tree.death = None;
+    pub(super) fn died(&mut self, (root, status): (Pid, SubjectStatus)) -> Result<()> {
+        (self.tree.death, self.tree.dead) = (None, root);
+        self.members.died();
         self.taking.tracer.call_off_waits(false);
         self.voice.record.facts.last_death =
             Some(Death { signal: status.signal(), exit: status.exit(), time: self.time() });
@@ -74,7 +76,7 @@ impl Guard {
         if let Some(children) = &mut self.tree.children {
             children.begin(self.rebuild.subject.pid(), self.tree.resumed_after)?;
         }
-        self.rebuild.host.reaper.begin(self.rebuild.owner, self.rebuild.subject.key());
+        self.rebuild.host.reaper.begin(self.rebuild.owner, self.rebuild.subject.keys());
         self.tree.child_death = None;
         self.forget_failures();
         self.refusals.on_time = self.rebuild.host.clock.now();
@@ -82,10 +84,10 @@ impl Guard {
         self.files.deferred_now = None;
         self.renew_outlook();
         self.requests.forget();
-        self.tree.known = descendants(self.rebuild.subject.pid());
+        self.tree.known = descendants(self.rebuild.subject.roots());
         self.rebuild.host.reaper.note(self.rebuild.owner, &self.tree.known);
         self.voice.record.facts.incarnation = self.driver.incarnation;
-        self.voice.record.root = ProcessName::of(self.rebuild.subject.key());
+        self.record_roots();
         self.voice.record.first_sequence = self.driver.machine.first_sequence().get();
         self.write_record();
         self.answer_restarts();
@@ -130,7 +132,7 @@ impl Guard {
         self.await_commits();
         self.taking.tracer.end();
         if let Ok(status) = outcome {
-            let (pid, signal, exit) = (self.rebuild.subject.pid().get(), status.signal(), status.exit());
+            let (pid, signal, exit) = (self.rebuild.subject.dead_pid().get(), status.signal(), status.exit());
             self.voice.journal.record_event(RunEvent::Ended { pid, signal, exit });
             if self.request.ends_tree {
                 // The remaining processes would occupy addresses and files. An error means that a process hangs in the
@@ -150,8 +152,8 @@ impl Guard {
         let outbox = &mut self.voice.outbox;
         // Nothing is rolled back any more.
         outbox.hold(false);
-        let (news, messages) = (outbox.take_news(), outbox.take_messages());
-        EndedRun { outcome, name: self.name().to_owned(), news, messages }
+        let (reports, messages) = (outbox.take_reports(), outbox.take_messages());
+        EndedRun { outcome, name: self.name().to_owned(), reports, messages }
     }
 
     fn outcome(&mut self) -> Result<SubjectStatus> {

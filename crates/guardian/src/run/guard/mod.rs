@@ -8,6 +8,7 @@
 mod actions;
 mod begin;
 mod death;
+mod members;
 mod news;
 mod outbox;
 mod outlook;
@@ -18,4 +19,5 @@ mod turn;
 
 pub(crate) use self::begin::start;
 pub(crate) use self::death::EndedRun;
+pub(crate) use self::outbox::{MemberNumber, SubjectReport};
 pub(crate) use self::parts::{After, Guard};

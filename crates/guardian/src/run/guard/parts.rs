@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use model::ProcessKey;
+use model::{Pid, ProcessKey};
 use store::Completion;
 use supervise::{Action, Event, SubjectStatus};
 
@@ -23,6 +23,7 @@ use super::super::requested_restart::RequestedRestart;
 use super::super::requests::Requests;
 use super::super::tracer::Tracer;
 use super::super::waits::Waits;
+use super::members::Members;
 use super::outbox::Outbox;
 use crate::error::{GuardianError, Result};
 use crate::event::CheckpointEvent;
@@ -45,6 +46,7 @@ pub(crate) struct Guard {
     pub(super) connections: IdleConnections,
     pub(super) output: Option<HeldOutput>,
     pub(super) voice: Voice,
+    pub(super) members: Members,
 }
 
 /// A task for a subject. The task may block, so a worker thread executes the task.
@@ -92,8 +94,10 @@ pub(super) struct Tree {
     pub(super) departed: Departed,
     /// Time on CLOCK_MONOTONIC before which no process of this incarnation ran.
     pub(super) resumed_after: Duration,
-    /// The end of the root, if it was detected and not reported yet.
-    pub(super) death: Option<SubjectStatus>,
+    /// The end of a root, if it was detected and not reported yet.
+    pub(super) death: Option<(Pid, SubjectStatus)>,
+    /// The root whose end was the last death.
+    pub(super) dead: Pid,
 }
 
 /// How checkpoints are taken and written.

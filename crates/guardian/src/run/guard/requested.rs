@@ -11,6 +11,7 @@ use supervise::{Event, NotRestarted, State, StopStep, Survey};
 
 use super::super::rebuild::Rebuild;
 use super::super::requests::Asker;
+use super::outbox::SubjectReport;
 use super::parts::Guard;
 use crate::error::Result;
 use crate::event::RunEvent;
@@ -46,6 +47,7 @@ impl Guard {
             let pid = self.rebuild.subject.pid().get();
             // The rollback would cut this message off.
             self.hold_messages();
+            self.voice.outbox.report(SubjectReport::Stopped);
             self.report(RunEvent::StoppedForRestart { pid, seq: sequence.get() });
         }
     }
@@ -81,6 +83,7 @@ impl Guard {
             self.requests.answer(&asker, &line);
         }
         self.driver.restart.last = None;
+        self.voice.outbox.report(SubjectReport::NotRestarted);
         self.report(RunEvent::NotRestarted { reason });
     }
 

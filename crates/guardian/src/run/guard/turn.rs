@@ -22,6 +22,7 @@ use super::super::output::{self, HeldOutput};
 use super::super::rebuild::lock;
 use super::super::requests::{Asker, Word};
 use super::super::tracer::LetGo;
+use super::outbox::SubjectReport;
 use super::parts::{After, Guard, Progress, Work};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
@@ -86,9 +87,9 @@ impl Guard {
         }
     }
 
-    /// Returns the events that the director does not know yet.
-    pub(crate) fn take_news(&mut self) -> Vec<RunEvent> {
-        self.voice.outbox.take_news()
+    /// Returns the reports that the director does not know yet.
+    pub(crate) fn take_reports(&mut self) -> Vec<SubjectReport> {
+        self.voice.outbox.take_reports()
     }
 
     /// Returns the messages that people may receive now.
@@ -164,15 +165,20 @@ impl Guard {
             handles.push(tracer.handle());
         }
         if is_alive && is_own && tree.death.is_none() {
-            handles.extend([
-                self.rebuild.subject.handle(),
-                self.requests.handle(),
-                self.connections.handle(),
-            ]);
+            handles.extend(self.root_handles());
+            handles.extend([self.requests.handle(), self.connections.handle()]);
             handles.extend(tree.children.as_ref().map(Children::handle));
         }
         handles.extend(tracer.log().map(LogWriter::event));
         handles
+    }
+
+    /// Returns the pidfds of the roots, except of those that leave and have ended already.
+    fn root_handles(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let waits = |root: &Pid| {
+            !self.members.is_leaving(*root) || self.rebuild.subject.root(*root).is_some_and(|root| !root.has_ended())
+        };
+        self.rebuild.subject.handles().filter(move |(root, _)| waits(root)).map(|(_, handle)| handle)
     }
 
     /// Returns the time when a turn is due, even without other events.
@@ -181,7 +187,8 @@ impl Guard {
             return None;
         }
         let is_pressing = self.tree.death.is_some() && !self.taking.tracer.is_tracing()
-            || !self.driver.signals.is_empty() && !self.is_settling();
+            || !self.driver.signals.is_empty() && !self.is_settling()
+            || self.members.is_pending() && self.driver.machine.state().is_alive() && !self.taking.tracer.is_tracing();
         let recheck = self.taking.recheck.as_ref().map(|(_, until)| *until);
         let check = self.requests.next_check().map(|wait| now + wait);
         let is_alive = self.driver.machine.state().is_alive();
@@ -189,8 +196,10 @@ impl Guard {
         let idle = self.connections.due().filter(|_| is_running);
         let held = self.output.as_ref().filter(|_| is_running).map(HeldOutput::due);
         let outlook = self.outlook_due().filter(|_| is_running);
+        let settles =
+            self.members.due().filter(|_| self.tree.death.is_none() && !self.taking.tracer.is_tracing());
         let times =
-            [is_pressing.then_some(now), self.driver.machine.wake(now), recheck, check, idle, held, outlook];
+            [settles, is_pressing.then_some(now), self.driver.machine.wake(now), recheck, check, idle, held, outlook];
         times.into_iter().flatten().min()
     }
 
@@ -215,13 +224,13 @@ impl Guard {
         self.receive_child_failures()?;
         self.act()?;
         let is_tracing = self.taking.tracer.is_tracing();
-        if let Some(status) = self.tree.death {
+        if let Some(death) = self.tree.death {
             // A subject that is stopped for a requested restart was killed by another program.
             self.taking.tracer.let_go(LetGo::Resume);
-            return if is_tracing { Ok(()) } else { self.died(status) };
+            return if is_tracing { Ok(()) } else { self.died(death) };
         }
-        if let Some(status) = self.rebuild.subject.ended()? {
-            self.tree.death = Some(status);
+        if let Some(death) = self.find_death()? {
+            self.tree.death = Some(death);
             self.hold_messages();
             self.taking.tracer.call_off_waits(true);
             self.taking.tracer.let_go(LetGo::Resume);
@@ -240,6 +249,9 @@ impl Guard {
         self.feed(Event::Due);
         self.act()?;
         self.check_journal();
+        if matches!(self.driver.progress, Progress::Own) && !self.is_stopped() {
+            self.join_next();
+        }
         Ok(())
     }
 
@@ -314,7 +326,7 @@ impl Guard {
     /// Handles the pending requests of the subject.
     fn take_requests(&mut self) {
         let now = self.rebuild.host.clock.now();
-        while let Some((word, asker)) = self.requests.poll(self.rebuild.subject.pid()) {
+        while let Some((word, asker)) = self.requests.poll(&self.rebuild.subject.roots()) {
             match word {
                 Word::Restart => self.want_restart(asker),
                 Word::Checkpoint | Word::Prune(_) if self.request.every.is_none() => {
@@ -344,7 +356,7 @@ impl Guard {
                 self.report(RunEvent::HoldEnded { pid: pid.get() });
             }
         }
-        self.feed(Event::Holds(self.requests.is_held()));
+        self.feed(Event::Holds(self.requests.is_held() || self.members.is_incomplete()));
     }
 
     fn want_checkpoint(&mut self, asker: Asker) {
@@ -381,7 +393,7 @@ impl Guard {
         }
     }
 
-    /// Reports an event to the journal, the director and people. If files are being rolled back, people receive the
+    /// Reports an event to the journal and to people. If files are being rolled back, people receive the
     /// event after the rollback.
     pub(super) fn report(&mut self, event: RunEvent) {
         self.voice.journal.record_event(event.clone());

@@ -146,6 +146,16 @@ impl Checks {
         Means { notify, ready: self.pipe.clone(), damaged: self.damaged.clone(), channels: None }
     }
 
+    /// Returns the list of damaged pages, which is shared.
+    pub(super) fn damaged(&self) -> Damaged {
+        self.damaged.clone()
+    }
+
+    /// Replaces the list of damaged pages.
+    pub(super) fn share_damaged(&mut self, damaged: Damaged) {
+        self.damaged = damaged;
+    }
+
     /// Begins the checks on an incarnation that runs.
     pub(super) fn begin(&mut self, root: Pid, is_restored: bool, now: Instant) {
         self.forget();

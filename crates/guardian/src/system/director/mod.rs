@@ -12,6 +12,7 @@
 mod orders;
 mod reload;
 mod shown;
+mod together;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -31,7 +32,8 @@ use crate::event::RunEvent;
 use crate::host::{Director, Host, OnEvent, Source, SubjectId};
 use crate::location::StoreLocation;
 use crate::mark::OF_COMPONENT;
-use crate::run::RunRequest;
+use crate::run::{RunRequest, SubjectReport};
+use self::together::Together;
 use crate::signals::{HUP, KILL, Request, has_terminal};
 use crate::system::before::Before;
 use crate::system::callers::{Callers, Verdict};
@@ -66,6 +68,8 @@ pub(super) struct SystemDirector<'a> {
     published: Published,
     supervisor: Supervisor,
     parts: Vec<Part>,
+    /// The groups that are checkpointed together.
+    groups: Vec<Together>,
     /// The store of the components' checkpoints.
     location: StoreLocation,
     /// The directory of the system file.
@@ -116,8 +120,10 @@ impl<'a> SystemDirector<'a> {
             on_event(&name, &RunEvent::NotContinued { checkpoint });
         }
         let published = Published::new(system, file, store.root(), control.name())?;
-        let director = Self {
+        let groups = Together::of(supervisor.plan().groups());
+        let mut director = Self {
             published,
+            groups,
             supervisor,
             parts,
             location,
@@ -130,6 +136,7 @@ impl<'a> SystemDirector<'a> {
             now,
             on_event,
         };
+        director.share_in_groups();
         director.declare(system, director.supervisor.plan())?;
         Ok(director)
     }
@@ -144,6 +151,14 @@ impl<'a> SystemDirector<'a> {
                 component.channels.iter().map(|(provider, address)| (provider.get_ref(), address.get_ref()));
             let named = named.filter_map(|(provider, address)| Some((plan.id(provider)?, address.clone())));
             own.into_iter().chain(named).for_each(|(id, address)| addresses[id.index()].push(address));
+        }
+        // The members of a group share their channels.
+        for id in plan.ids() {
+            let channels = self.channels_of(id);
+            if channels != id {
+                let own = std::mem::take(&mut addresses[id.index()]);
+                addresses[channels.index()].extend(own);
+            }
         }
         plan.ids().zip(addresses).try_for_each(|(id, addresses)| self.network.declare(id, addresses))
     }
@@ -199,14 +214,19 @@ impl<'a> SystemDirector<'a> {
         match order {
             Order::Run(id) => self.run(id, host),
             Order::End(id) => {
-                if self.supervisor.is_wanted(id) {
+                // In a group, the other members go on to use the channels.
+                if self.supervisor.is_wanted(id) && self.group_of(id).is_none() {
                     self.network.ends_for_restart(id);
                 }
                 self.end(id, self.parts[id.index()].stop_signal, host);
             }
             Order::KillRun(id) => self.end(id, KILL, host),
             Order::Fail(id, fault) => {
-                let part = &self.parts[id.index()];
+                let in_group = self.group_of(id).is_some();
+                let part = &mut self.parts[id.index()];
+                if in_group {
+                    part.reported.fault = Some(fault.to_string());
+                }
                 part.subject.iter().for_each(|subject| host.fail(*subject, fault));
             }
             Order::Exec(id) => self.execute(id, host),
@@ -215,19 +235,31 @@ impl<'a> SystemDirector<'a> {
     }
 
     fn run(&mut self, id: ComponentId, host: &mut Host) {
-        let channels = self.network.of(id);
+        match self.group_of(id) {
+            Some(group) => self.run_member(group, id, host),
+            None => {
+                let request = self.request_of(id);
+                self.parts[id.index()].begin_run(host.add(request));
+            }
+        }
+    }
+
+    /// Returns the request for a run of a component.
+    fn request_of(&mut self, id: ComponentId) -> RunRequest {
+        let channels = self.network.of(self.channels_of(id));
         let part = &mut self.parts[id.index()];
         let means = Means { channels, ..part.checks.means() };
         let plan = &self.supervisor.plan()[id];
         let request =
             request::request(&part.name, &part.component, (&self.location, &self.directory), plan, means);
         let runs_already = part.runs_already.map(|running| running.root);
-        let subject = host.add(RunRequest { runs_already, ..request });
-        (part.gave_up, part.subject) = (false, Some(subject));
-        part.stop_signal = part.component.stop_signal.0;
+        RunRequest { runs_already, ..request }
     }
 
     fn end(&mut self, id: ComponentId, signal: Signal, host: &mut Host) {
+        if let Some(group) = self.group_of(id) {
+            return self.end_member(group, id, signal, host);
+        }
         let part = &self.parts[id.index()];
         part.subject.iter().for_each(|subject| host.end(*subject, signal));
     }
@@ -256,16 +288,26 @@ impl<'a> SystemDirector<'a> {
         self.published.change();
         match notice {
             SystemNotice::Ready { id, .. } => {
-                self.network.ready(id);
-                self.parts[id.index()].subject.iter().for_each(|subject| host.ready(*subject));
+                self.network.ready(self.channels_of(id));
+                // A group is ready when all its members are.
+                if self.group_of(id).is_none() {
+                    self.parts[id.index()].subject.iter().for_each(|subject| host.ready(*subject));
+                }
             }
+            // The other members of a group go on to use its channels.
+            SystemNotice::Stopped(id)
+            | SystemNotice::Ended { id, .. }
+            | SystemNotice::GaveUp { id, .. }
+                if self.group_of(id).is_some_and(|group| self.is_group_running(group)) => {}
             // A component that is ended for a restart keeps its listeners.
             SystemNotice::Stopped(id) if self.supervisor.is_wanted(id) => {}
-            SystemNotice::Stopped(id) | SystemNotice::Ended { id, .. } => self.network.stopped(id),
+            SystemNotice::Stopped(id) | SystemNotice::Ended { id, .. } => {
+                self.network.stopped(self.channels_of(id));
+            }
             SystemNotice::GaveUp {
                 id, follows: AfterGiveUp::StaysDead | AfterGiveUp::RunsProgram, ..
             } => {
-                self.network.stopped(id);
+                self.network.stopped(self.channels_of(id));
             }
             _ => {}
         }
@@ -302,8 +344,10 @@ impl<'a> SystemDirector<'a> {
                 continue;
             }
             let id = part.id;
+            // The channels of a group do not tell which member listens.
+            let is_own = !self.groups.iter().any(|group| group.has(id));
             let network = &self.network;
-            for sign in part.checks.advance(now, || network.listens(id)) {
+            for sign in part.checks.advance(now, || network.listens(id).filter(|_| is_own)) {
                 match sign {
                     Sign::Ready => self.events.push(SystemEvent::Ready(id)),
                     Sign::Fault(fault) => self.events.push(SystemEvent::Fault { id, fault }),
@@ -324,13 +368,15 @@ impl<'a> SystemDirector<'a> {
 
     /// Releases listeners that components have closed, and updates the facts about channels.
     fn scan_channels(&mut self, now: Instant, host: &mut Host) {
-        let roots = self.parts.iter().filter_map(|part| Some((part.id, part.root?))).collect();
+        let roots = self.parts.iter().filter_map(|part| Some((self.channels_of(part.id), part.root?.into())));
+        let roots = roots.collect();
         if let Some(work) = self.network.scan(roots, now) {
             // If no worker is available now, the scan is repeated in a second.
             let _ = host.run_on_worker(work);
         }
-        for part in &mut self.parts {
-            let channels = self.network.facts(part.id);
+        for place in 0..self.parts.len() {
+            let channels = self.network.facts(self.channels_of(self.parts[place].id));
+            let part = &mut self.parts[place];
             if part.channels != channels {
                 part.channels = channels;
                 self.published.change();
@@ -345,7 +391,11 @@ fn notify_name(control: &str, component: &str) -> String {
 
 impl Director for SystemDirector<'_> {
     fn started(&mut self, subject: SubjectId, root: Pid) {
-        if let Some(id) = self.part_of(subject) {
+        let first = match self.group_with(subject) {
+            Some(group) => self.first_started(group, root),
+            None => self.part_of(subject),
+        };
+        if let Some(id) = first {
             let taken_over = self.parts[id.index()].runs_already.take();
             // A component that was taken over was ready before, and reports its readiness only once.
             self.began(id, root, taken_over.is_some());
@@ -363,30 +413,35 @@ impl Director for SystemDirector<'_> {
         (self.on_event)(name, event);
     }
 
-    fn noticed(&mut self, subject: SubjectId, event: &RunEvent) {
+    fn noticed(&mut self, subject: SubjectId, report: SubjectReport) {
+        if let Some(group) = self.group_with(subject) {
+            return self.group_noticed(group, report);
+        }
         let Some(id) = self.part_of(subject) else { return };
-        match event {
-            RunEvent::Started { pid, .. } => self.began(id, Pid(*pid), false),
-            RunEvent::Restored { pid, .. } => self.began(id, Pid(*pid), true),
-            RunEvent::Died { signal, exit, .. } => {
+        match report {
+            SubjectReport::Started { root } => self.began(id, root, false),
+            SubjectReport::Restored { roots } => self.began(id, roots.first(), true),
+            SubjectReport::Died { status, .. } => {
                 self.parts[id.index()].ended();
-                self.events.push(SystemEvent::Died { id, status: SubjectStatus::of(*signal, *exit) });
+                self.events.push(SystemEvent::Died { id, status });
             }
-            RunEvent::Faulted { fault: Fault::Requested, .. } => {
-                self.events.push(SystemEvent::RestartRequested(id));
-            }
-            RunEvent::Faulted { fault, .. } => {
+            SubjectReport::Faulted(Fault::Requested) => self.events.push(SystemEvent::RestartRequested(id)),
+            SubjectReport::Faulted(fault) => {
                 self.parts[id.index()].reported.fault = Some(fault.to_string());
             }
             // A stopped component answers no check.
-            RunEvent::StoppedForRestart { .. } => self.parts[id.index()].checks.end(),
-            RunEvent::NotRestarted { .. } => self.parts[id.index()].resume_checks(self.now),
-            RunEvent::GaveUp { .. } => self.parts[id.index()].gave_up = true,
-            _ => {}
+            SubjectReport::Stopped => self.parts[id.index()].checks.end(),
+            SubjectReport::NotRestarted => self.parts[id.index()].resume_checks(self.now),
+            SubjectReport::GaveUp => self.parts[id.index()].gave_up = true,
+            // Only the subject of a group has members.
+            SubjectReport::Joined { .. } | SubjectReport::NotJoined { .. } | SubjectReport::Left { .. } => {}
         }
     }
 
     fn ended(&mut self, subject: SubjectId, outcome: Result<SubjectStatus>) {
+        if let Some(group) = self.group_with(subject) {
+            return self.group_ended(group, outcome);
+        }
         let Some(id) = self.part_of(subject) else { return };
         let part = &mut self.parts[id.index()];
         part.ended();
@@ -453,6 +508,7 @@ impl Director for SystemDirector<'_> {
         self.check(ready, now, host);
         self.events.push(SystemEvent::Due);
         self.report_all(now, host);
+        self.tend_groups(host);
         if self.network.due().is_some_and(|due| due <= now) {
             self.scan_channels(now, host);
         }

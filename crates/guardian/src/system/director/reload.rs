@@ -10,6 +10,7 @@ use health::notify::NotifySocket;
 use supervise::{Component, ComponentChanges, ComponentId, System, SystemPlan};
 
 use super::SystemDirector;
+use super::together::Together;
 use crate::error::{GuardianError, Result};
 use crate::event::{RunEvent, wording};
 use crate::exit::ExitCode;
@@ -41,6 +42,7 @@ impl SystemDirector<'_> {
         }
         let system = self.read_again()?;
         let plan = self.supervisor.plan().revised(&system, random::number()?);
+        self.require_same_groups(&plan)?;
         // All steps that can fail come before the first change.
         let new: Vec<Part> = plan
             .ids()
@@ -60,6 +62,17 @@ impl SystemDirector<'_> {
             self.carry_out(order, host);
         }
         Ok(what)
+    }
+
+    /// Refuses a plan in which other components are checkpointed together. A running group is one subject.
+    fn require_same_groups(&self, plan: &SystemPlan) -> Result<()> {
+        let new = Together::of(plan.groups());
+        if new.len() == self.groups.len() && new.iter().zip(&self.groups).all(|(new, old)| new.is_like(old)) {
+            return Ok(());
+        }
+        let why = "a group with `together = true` was added, removed or changed, which is impossible while the system is up\n\
+                   help: `undying down`, then `undying up` with the file";
+        Err(GuardianError::NotDone { why: why.to_owned(), code: Some(ExitCode::Usage.number()) })
     }
 
     /// Returns the present content of the file, if this system can apply it.

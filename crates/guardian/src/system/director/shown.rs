@@ -17,11 +17,13 @@ impl SystemDirector<'_> {
     /// Orders a write of the status, if the status has changed.
     pub(super) fn publish(&mut self, host: &mut Host) {
         let time = time::rfc3339(host.clock().wall());
-        for part in &mut self.parts {
+        for place in 0..self.parts.len() {
+            let channels = self.channels_of(self.parts[place].id);
+            let part = &mut self.parts[place];
             let state = notices::state_name(self.supervisor.state(part.id));
             if part.shown.0 != state {
                 part.shown = (state, time.clone());
-                part.channels = self.network.facts(part.id);
+                part.channels = self.network.facts(channels);
                 self.published.change();
             }
         }
@@ -75,7 +77,8 @@ impl SystemDirector<'_> {
             last_error: part.reported.error.clone(),
             reports: part.reported.reports.clone(),
             channels: part.channels.clone(),
-            callers: self.network.callers(part.id),
+            callers: self.network.callers(self.channels_of(part.id)),
+            together: self.member_facts(part),
         }
     }
 }
