@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use model::{Inode, Pid};
-use tracee::Roots;
 use sys::clock::Clock;
 use sys::features::{self, Feature};
 use sys::listener_holder::ListenerHolder;
@@ -25,6 +24,7 @@ use sys::packet_hold::SocketMark;
 use sys::seccomp_listener::{FilterProgram, Listener, Reported, filter_program};
 use sys::socket_call::CallHandler;
 use sys::watched_start::{PendingListener, watch_from_start};
+use tracee::Roots;
 
 use crate::address::Address;
 use crate::callers::Caller;

@@ -12,8 +12,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use tracee::Roots;
 use sys::packet_hold::SocketMark;
+use tracee::Roots;
 
 use crate::address::Reach;
 use crate::held::{Claim, Held, Slot};

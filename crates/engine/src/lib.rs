@@ -20,8 +20,8 @@ mod restore;
 mod sharing;
 
 pub use capture::{
-    CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, Held,
-    MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Phase, Phases, Preference, Slices, Taken, Tracking, Tuning, preflight,
+    CheckpointOptions, CheckpointReport, Comparison, Continuous, Difference, Held, MAX_PAUSE_DEFAULT,
+    MAX_PAUSE_MIN, Phase, Phases, Preference, Slices, Taken, Tracking, Tuning, preflight,
 };
 pub use error::{EngineError, Result};
 pub use obstacles::grouped;

@@ -197,7 +197,7 @@ fn fill_and_restore(tracker: &'static dyn TrackerKind) -> u32 {
     let reader = lab.store.image(&lab.name, committed.sequence).unwrap();
     let files = Files { policy: FilePolicy::Keep, ..Files::default() };
     let options = RestoreOptions { pid: PidPolicy::Same, files, ..RestoreOptions::default() };
-    await_pass_of(&lab, restore(reader, options).unwrap().root);
+    await_pass_of(&lab, restore(reader, options).unwrap().roots.first());
     slices
 }
 

@@ -94,7 +94,7 @@ impl Lab {
     fn restore(&self, sequence: Sequence) -> Pid {
         let reader = self.store.image(&self.name, sequence).unwrap();
         let options = RestoreOptions { pid: PidPolicy::Same, files: kept(), ..RestoreOptions::default() };
-        restore(reader, options).unwrap().root
+        restore(reader, options).unwrap().roots.first()
     }
 }
 
@@ -359,7 +359,7 @@ fn a_single_checkpoint_restores() {
         kill(pid);
         std::fs::write(lab.said(), format!("{:64}", "round 0")).unwrap();
         let options = RestoreOptions { pid: PidPolicy::Same, files: kept(), ..RestoreOptions::default() };
-        pid = restore(ImageReader::open(&image).unwrap(), options).unwrap().root;
+        pid = restore(ImageReader::open(&image).unwrap(), options).unwrap().roots.first();
         lab.await_rounds(1);
         let rounds = lab.rounds().unwrap();
         lab.await_rounds(rounds + 20);

@@ -58,7 +58,12 @@ impl Ring {
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let said = folder.path().join("said");
         let mut command = Command::new(program);
-        command.arg(&said).args(pids(folder.path())).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .arg(&said)
+            .args(pids(folder.path()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let child = command.spawn().unwrap();
         let store = Store::open(&folder.path().join("store")).unwrap();
         let roots = Roots::from(Pid(child.id() as i32));

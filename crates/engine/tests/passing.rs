@@ -151,7 +151,7 @@ fn goes_on(lab: &Lab, mode: &str, refusals_max: usize) -> Option<Sequence> {
 fn restores(image: ImageReader) {
     let files = Files { policy: FilePolicy::Keep, ..Files::default() };
     let options = RestoreOptions { pid: PidPolicy::Same, files, ..RestoreOptions::default() };
-    let root = restore(image, options).unwrap().root;
+    let root = restore(image, options).unwrap().roots.first();
     std::thread::sleep(Duration::from_millis(100));
     let raw = rustix::process::Pid::from_raw(root.get()).unwrap();
     let ended = rustix::process::waitpid(Some(raw), rustix::process::WaitOptions::NOHANG).unwrap();

@@ -165,7 +165,7 @@ impl Lab {
             watch: is_watched.then_some(watch),
             ..RestoreOptions::default()
         };
-        (restore(ImageReader::open(image).unwrap(), options).unwrap().root, take)
+        (restore(ImageReader::open(image).unwrap(), options).unwrap().roots.first(), take)
     }
 }
 

@@ -291,7 +291,8 @@ fn report_of_files(files: RestoredFiles, parts: &Parts) -> Vec<RunEvent> {
 /// Passes signals on to the subject until the subject ends. Returns how the subject has ended.
 fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Result<SubjectStatus> {
     loop {
-        let living = subject.handles().filter(|(pid, _)| subject.root(*pid).is_some_and(|root| !root.has_ended()));
+        let living =
+            subject.handles().filter(|(pid, _)| subject.root(*pid).is_some_and(|root| !root.has_ended()));
         let living = living.map(|(_, handle)| handle);
         let handles = std::iter::once(signals.handle()).chain(living);
         let mut waiting: Vec<_> =

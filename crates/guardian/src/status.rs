@@ -130,7 +130,9 @@ pub fn status(location: &StoreLocation, name: Option<&str>) -> Result<Found<Subj
         if system.is_guarded() {
             if let Some(group) = wanted.as_ref().and_then(|name| system.group_of(name.as_str())) {
                 let group: SubjectName = group.parse()?;
-                found.rows.extend(location.rows(Some(&group), |store, name| subject(store, name, &marked))?.rows);
+                found
+                    .rows
+                    .extend(location.rows(Some(&group), |store, name| subject(store, name, &marked))?.rows);
             }
             add_components(&mut found.rows, system.components.into_values().collect(), name);
         } else {

@@ -38,6 +38,6 @@ pub use supervisor::{
 };
 pub use system::{
     Common, Complaints, Component, ComponentChanges, Condition, FilesPolicy, GiveUp, Group, Heartbeat,
-    Limits, MemberDeath, Mistake, Mistakes, Percent, PercentLimit, Policy, Probe, Rate, Ready, Restart, Size, SizeLimit,
-    Spanned, StopSignal, Strategy, SuccessfulEnd, System, Time, TimeRange,
+    Limits, MemberDeath, Mistake, Mistakes, Percent, PercentLimit, Policy, Probe, Rate, Ready, Restart, Size,
+    SizeLimit, Spanned, StopSignal, Strategy, SuccessfulEnd, System, Time, TimeRange,
 };

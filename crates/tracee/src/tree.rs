@@ -76,8 +76,8 @@ pub fn descendants(roots: impl Into<Roots>) -> Result<Vec<Pid>> {
             Ok(children) => found.extend(children),
             // A descendant that has ended meanwhile has no children.
             Err(error)
-                if next >= roots.count()
-                    && (error.errno == Errno::ENOENT || error.errno == Errno::ESRCH) => {}
+                if next >= roots.count() && (error.errno == Errno::ENOENT || error.errno == Errno::ESRCH) => {
+            }
             Err(error) => return Err(error),
         }
         next += 1;

@@ -93,7 +93,7 @@ fn calls_of_channels_are_handled_and_only_bind_is_recorded() {
     watch.after_pause();
     let mut command = Command::new("python3");
     command.args(["-c", PROGRAM]).current_dir(&root).stdin(Stdio::null()).stdout(Stdio::piped());
-    let pending = watch.calls().prepare(&mut command).unwrap();
+    let pending = watch.calls().prepare(&mut command, false).unwrap();
     let child = command.spawn().unwrap();
     watch.calls().started(pending).unwrap();
     let began = Instant::now();

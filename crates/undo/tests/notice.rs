@@ -93,7 +93,7 @@ impl Subject {
     fn start(notice: &Notice, root: &Path) -> Self {
         let mut command = Command::new("python3");
         command.args(["-c", PROGRAM]).current_dir(root).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let pending = notice.calls().prepare(&mut command).unwrap();
+        let pending = notice.calls().prepare(&mut command, false).unwrap();
         let mut child = command.spawn().unwrap();
         notice.calls().started(pending).unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());

@@ -44,7 +44,7 @@ impl Subject {
         let mut command = Command::new("python3");
         command.arg(program).args(words);
         command.stdin(Stdio::piped()).stdout(written.try_clone().unwrap()).stderr(written).process_group(0);
-        let pending = watch.calls().prepare(&mut command).unwrap();
+        let pending = watch.calls().prepare(&mut command, false).unwrap();
         let mut child = command.spawn().unwrap();
         watch.calls().started(pending).unwrap();
         let input = child.stdin.take().unwrap();

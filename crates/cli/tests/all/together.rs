@@ -36,7 +36,12 @@ fn pictures(keys: &str) -> String {
 fn seen(system: &System, client: &str) -> u64 {
     let text = std::fs::read_to_string(system.lab.path(&format!("{client}.seen"))).unwrap_or_default();
     let mut words = text.split_whitespace();
-    assert_ne!(words.next(), Some("broken"), "{client} has found a wrong picture: {text}\n{}", system.lab.told());
+    assert_ne!(
+        words.next(),
+        Some("broken"),
+        "{client} has found a wrong picture: {text}\n{}",
+        system.lab.told()
+    );
     words.next().and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 

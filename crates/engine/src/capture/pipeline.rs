@@ -11,7 +11,6 @@
 use std::marker::PhantomData;
 use std::time::SystemTime;
 
-
 use resource::state;
 use sys::clock::{Clock, Stopwatch};
 use tracee::{Freezer, Roots, StoppedTree, Urgent};
@@ -88,7 +87,12 @@ pub struct Held {
 
 impl Stopped {
     /// Stops a subject. `phases` contains the durations of the phases before the stop.
-    pub(super) fn stop(freezer: &mut Freezer, roots: &Roots, urgent: Urgent, mut phases: Phases) -> Result<Self> {
+    pub(super) fn stop(
+        freezer: &mut Freezer,
+        roots: &Roots,
+        urgent: Urgent,
+        mut phases: Phases,
+    ) -> Result<Self> {
         // The clock is read before the stop, so all actions of the subject before this time are in the
         // checkpoint.
         let time = Clock::default().wall();

@@ -83,7 +83,8 @@ impl Processes {
                 Err(error) if error.says_gone() && !self.roots.contains(pid) => {}
                 // The process has just started, and lacks the code for remote calls (system calls that a
                 // stopped thread executes for this program). It is inspected in the pause.
-                Err(error) if error.lacks_code().is_some() && !self.roots.contains(pid) && self.is_continuous => {}
+                Err(error)
+                    if error.lacks_code().is_some() && !self.roots.contains(pid) && self.is_continuous => {}
                 Err(error) => return Err(error),
             }
         }

@@ -134,7 +134,14 @@ impl Restored {
     fn of(plan: &Plan, phases: RestorePhases, connections: Connections) -> Self {
         let mut roots = plan.roots().iter().map(|root| root.pid);
         let roots = Roots::new(roots.next().unwrap_or_default(), roots);
-        Self { roots, pids: plan.pids(), resumed_after: sys::clock::monotonic(), connections, phases, ..Self::default() }
+        Self {
+            roots,
+            pids: plan.pids(),
+            resumed_after: sys::clock::monotonic(),
+            connections,
+            phases,
+            ..Self::default()
+        }
     }
 }
 

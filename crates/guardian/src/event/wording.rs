@@ -59,11 +59,7 @@ fn shown<'a>(reason: &'a str, f: &fmt::Formatter<'_>) -> Cow<'a, str> {
 impl fmt::Display for RunEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Started { pid, why: None } => write!(f, "started from the beginning as pid {pid}"),
-            Self::Started { pid, why: Some(why) } => {
-                let why = if f.alternate() { why.clone() } else { one_line(why) };
-                write!(f, "started from the beginning as pid {pid}: {why}")
-            }
+            Self::Started { pid, why } => started(*pid, why.as_deref(), f),
             Self::Protected { subject, every_us, files, is_adopted } => {
                 protected(subject, *every_us, *files, *is_adopted, f)
             }
@@ -76,10 +72,8 @@ impl fmt::Display for RunEvent {
             Self::Died { pid, signal, exit } | Self::Ended { pid, signal, exit } => {
                 write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
             }
-            Self::MemberLeft { pid, signal, exit } => {
-                write!(f, "pid {pid} {}; the other members of the group continue", SubjectStatus::of(*signal, *exit))
-            }
-            Self::Faulted { .. }
+            Self::MemberLeft { .. }
+            | Self::Faulted { .. }
             | Self::StoppedForRestart { .. }
             | Self::NotRestarted { .. }
             | Self::BackOff { .. }
@@ -165,8 +159,21 @@ fn protected(
     write!(f, "{subject} is protected by a checkpoint every {every:?}{begin}; at a restart, {files}")
 }
 
+fn started(pid: i32, why: Option<&str>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(f, "started from the beginning as pid {pid}")?;
+    match why {
+        Some(why) if f.alternate() => write!(f, ": {why}"),
+        Some(why) => write!(f, ": {}", one_line(why)),
+        None => Ok(()),
+    }
+}
+
 fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
+        RunEvent::MemberLeft { pid, signal, exit } => {
+            let status = SubjectStatus::of(*signal, *exit);
+            write!(f, "pid {pid} {status}; the other members of the group continue")
+        }
         RunEvent::Faulted { pid, fault: fault @ Fault::Requested } => write!(f, "pid {pid} {fault}"),
         RunEvent::Faulted { pid, fault } => write!(f, "pid {pid} {fault}, and is killed for it"),
         RunEvent::StoppedForRestart { pid, seq } => {

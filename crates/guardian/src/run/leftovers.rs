@@ -481,7 +481,13 @@ mod tests {
             await_that(|| descendants(pid).len() == 3);
             let middle = procfs::children(pid).unwrap()[0];
             let leaves = descendants(middle);
-            Self { owner: reaper.admit(vec![procfs::key(pid).unwrap()], "", false), root, pid, middle, leaves }
+            Self {
+                owner: reaper.admit(vec![procfs::key(pid).unwrap()], "", false),
+                root,
+                pid,
+                middle,
+                leaves,
+            }
         }
 
         /// Kills the process in the middle. Its children become children of this process.

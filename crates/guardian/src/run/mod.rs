@@ -22,6 +22,7 @@ mod launchable;
 mod leftovers;
 mod mapped_files;
 mod output;
+mod place;
 mod reasons;
 mod rebuild;
 mod request;

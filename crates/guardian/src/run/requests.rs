@@ -411,7 +411,7 @@ mod tests {
 
     fn ask(requests: &Requests, client: &UnixDatagram, line: &str) -> (Word, Asker) {
         client.send(line.as_bytes()).unwrap();
-        requests.poll(own()).unwrap()
+        requests.poll(&own().into()).unwrap()
     }
 
     #[test]
@@ -444,7 +444,7 @@ mod tests {
     fn requests_are_received_with_the_process_that_sends_them() {
         let requests = Requests::open(None).unwrap();
         let client = client(&requests);
-        assert!(requests.poll(own()).is_none());
+        assert!(requests.poll(&own().into()).is_none());
         for (line, word) in [
             ("checkpoint\n", Word::Checkpoint),
             ("ready", Word::Ready),

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use engine::{CheckpointOptions, Comparison, Continuous, EngineError, Held, Roots, Taken};
 use model::{PageCount, ProcessKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use store::{BufferStock, LogOptions, LogWriter, RetentionPolicy, SegmentCompression, Store, SubjectName};
+use store::LogWriter;
 use sys::Error;
 use sys::clock::Clock;
 use sys::packet_hold::PacketHold;
@@ -28,42 +28,11 @@ use track::{TrackError, TrackerKind};
 use undo::watch::CheckpointWatch;
 
 use super::child_stops::{ChildStops, Silence};
+use super::place::Place;
 use super::rebuild::Shared;
 use super::request::{RunRequest, TRACKER_DEFAULT};
 use super::tracer_news::{News, NewsSender, TakenNews};
 use crate::error::Result;
-
-/// The place of the checkpoints: the values that are needed to open the log again.
-#[derive(Clone, Debug)]
-pub(super) struct Place {
-    store: Store,
-    name: SubjectName,
-    options: LogOptions,
-}
-
-impl Place {
-    pub(super) fn new(
-        store: &Store,
-        name: &SubjectName,
-        request: &RunRequest,
-        buffers: &BufferStock,
-    ) -> Self {
-        let compression =
-            request.compression.map(|codec| SegmentCompression::new(codec, request.compress_after));
-        let options = LogOptions {
-            keep: RetentionPolicy::thinned(request.keep),
-            size: request.store_max,
-            compression,
-            stock: buffers.clone(),
-            ..LogOptions::default()
-        };
-        Self { store: store.clone(), name: name.clone(), options }
-    }
-
-    pub(super) fn open(&self) -> Result<LogWriter> {
-        Ok(self.store.open_log(&self.name, self.options.clone())?)
-    }
-}
 
 /// How checkpoints are taken.
 #[derive(Clone, Debug)]
@@ -409,8 +378,8 @@ impl Hand {
             let taken = self.continuous(subject).checkpoint(log, options)?;
             return Ok(taken.map(|taken| (taken, None)));
         }
-        let Place { store, name, .. } = self.place.clone();
-        let read = |sequence| store.image(&name, sequence);
+        let place = self.place.clone();
+        let read = |sequence| place.image(sequence);
         let verified = self.continuous(subject).checkpoint_and_verify(log, &read, options)?;
         if verified.as_ref().is_some_and(|(_, found)| found.differences > PageCount(0)) {
             // The tracker has missed a page. The next checkpoint starts tracking from the beginning, so that no page

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use toml::Spanned;
 
-use super::description::{Component, FilesPolicy, GiveUp, Group, Policy, System};
+use super::description::{Component, FilesPolicy, GiveUp, Policy, System};
+use super::group::Group;
 use super::mistake::{Mistake, Mistakes, of_parser, suggestion};
 
 /// The maximum length of a name in bytes. The name is the name of a directory in the store, and the first part of the
@@ -151,7 +152,8 @@ impl System {
         let mut found = Vec::new();
         if self.component.contains_key(name) {
             let what = format!("`{}` is also the name of a component", name.get_ref());
-            let help = "the checkpoints of a group with `together = true` have the name of the group; rename it";
+            let help =
+                "the checkpoints of a group with `together = true` have the name of the group; rename it";
             found.push(Mistake::new(name.span(), what).with_help(help));
         }
         let members = group.members.get_ref();

@@ -7,6 +7,7 @@
 
 mod checks;
 mod description;
+mod group;
 mod mistake;
 mod revision;
 mod values;
@@ -14,9 +15,10 @@ mod values;
 pub use toml::Spanned;
 
 pub use self::description::{
-    Common, Complaints, Component, Condition, FilesPolicy, GiveUp, Group, Heartbeat, Limits, MemberDeath, Policy, Probe,
-    Ready, Restart, Strategy, System,
+    Common, Complaints, Component, Condition, FilesPolicy, GiveUp, Heartbeat, Limits, Policy, Probe, Ready,
+    Restart, System,
 };
+pub use self::group::{Group, MemberDeath, Strategy};
 pub use self::mistake::{Mistake, Mistakes};
 pub use self::revision::ComponentChanges;
 pub use self::values::{

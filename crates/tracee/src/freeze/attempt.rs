@@ -341,7 +341,12 @@ impl Attempt {
             }
         }
         let began = self.began.unwrap_or_else(|| Clock::default().now());
-        let tree = StoppedTree { roots: roots.clone(), processes, zombies: std::mem::take(&mut self.zombies), began };
+        let tree = StoppedTree {
+            roots: roots.clone(),
+            processes,
+            zombies: std::mem::take(&mut self.zombies),
+            began,
+        };
         self.release();
         match roots.iter().find(|root| tree.process(*root).is_none()) {
             None => Ok(tree),

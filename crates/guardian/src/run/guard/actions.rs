@@ -304,7 +304,7 @@ impl Guard {
             self.voice.record.facts.fresh = Some(FreshReport { reason: why.clone(), time });
         }
         let root = self.rebuild.subject.pid();
-        self.members.note_root(root, self.request.success);
+        self.tree.members.note_root(root, self.request.success);
         self.voice.outbox.report(SubjectReport::Started { root });
         self.report(RunEvent::Started { pid: root.get(), why });
     }

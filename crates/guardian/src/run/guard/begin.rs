@@ -26,11 +26,12 @@ use super::super::earlier;
 use super::super::leftovers::{self, descendants};
 use super::super::mapped_files::MappedFiles;
 use super::super::output::HeldOutput;
+use super::super::place::Place;
 use super::super::rebuild::{Incarnation, Rebuild, Shared, spawn};
 use super::super::request::{Guarded, RunRequest};
 use super::super::requested_restart::RequestedRestart;
 use super::super::requests::Requests;
-use super::super::tracer::{Place, Tracer, Tracking};
+use super::super::tracer::{Tracer, Tracking};
 use super::super::waits::Waits;
 use super::super::watching::{self, Choice, FileWatch, Watching};
 use super::members::Members;
@@ -91,6 +92,7 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
             resumed_after: Duration::ZERO,
             death: None,
             dead: Pid(0),
+            members: Members::default(),
         },
         rebuild: Rebuild {
             streams,
@@ -115,9 +117,8 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
         connections: IdleConnections::new()?,
         output,
         voice: Voice::of(journal, record),
-        members: Members::default(),
     };
-    guard.members.note_root(guard.rebuild.subject.pid(), guard.request.success);
+    guard.tree.members.note_root(guard.rebuild.subject.pid(), guard.request.success);
     guard.report_begin(choice.no_rewind.as_deref());
     Ok(guard)
 }

@@ -38,7 +38,7 @@ impl Guard {
     /// already be reported.
     pub(super) fn died(&mut self, (root, status): (Pid, SubjectStatus)) -> Result<()> {
         (self.tree.death, self.tree.dead) = (None, root);
-        self.members.died();
+        self.tree.members.died();
         self.taking.tracer.call_off_waits(false);
         self.voice.record.facts.last_death =
             Some(Death { signal: status.signal(), exit: status.exit(), time: self.time() });

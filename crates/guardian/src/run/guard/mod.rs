@@ -8,6 +8,7 @@
 mod actions;
 mod begin;
 mod death;
+mod joining;
 mod members;
 mod news;
 mod outbox;

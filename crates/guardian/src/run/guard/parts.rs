@@ -46,7 +46,6 @@ pub(crate) struct Guard {
     pub(super) connections: IdleConnections,
     pub(super) output: Option<HeldOutput>,
     pub(super) voice: Voice,
-    pub(super) members: Members,
 }
 
 /// A task for a subject. The task may block, so a worker thread executes the task.
@@ -98,6 +97,8 @@ pub(super) struct Tree {
     pub(super) death: Option<(Pid, SubjectStatus)>,
     /// The root whose end was the last death.
     pub(super) dead: Pid,
+    /// The members of a group that is one subject.
+    pub(super) members: Members,
 }
 
 /// How checkpoints are taken and written.

@@ -176,7 +176,8 @@ impl Guard {
     /// Returns the pidfds of the roots, except of those that leave and have ended already.
     fn root_handles(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let waits = |root: &Pid| {
-            !self.members.is_leaving(*root) || self.rebuild.subject.root(*root).is_some_and(|root| !root.has_ended())
+            !self.tree.members.is_leaving(*root)
+                || self.rebuild.subject.root(*root).is_some_and(|root| !root.has_ended())
         };
         self.rebuild.subject.handles().filter(move |(root, _)| waits(root)).map(|(_, handle)| handle)
     }
@@ -188,7 +189,9 @@ impl Guard {
         }
         let is_pressing = self.tree.death.is_some() && !self.taking.tracer.is_tracing()
             || !self.driver.signals.is_empty() && !self.is_settling()
-            || self.members.is_pending() && self.driver.machine.state().is_alive() && !self.taking.tracer.is_tracing();
+            || self.tree.members.is_pending()
+                && self.driver.machine.state().is_alive()
+                && !self.taking.tracer.is_tracing();
         let recheck = self.taking.recheck.as_ref().map(|(_, until)| *until);
         let check = self.requests.next_check().map(|wait| now + wait);
         let is_alive = self.driver.machine.state().is_alive();
@@ -197,9 +200,17 @@ impl Guard {
         let held = self.output.as_ref().filter(|_| is_running).map(HeldOutput::due);
         let outlook = self.outlook_due().filter(|_| is_running);
         let settles =
-            self.members.due().filter(|_| self.tree.death.is_none() && !self.taking.tracer.is_tracing());
-        let times =
-            [settles, is_pressing.then_some(now), self.driver.machine.wake(now), recheck, check, idle, held, outlook];
+            self.tree.members.due().filter(|_| self.tree.death.is_none() && !self.taking.tracer.is_tracing());
+        let times = [
+            settles,
+            is_pressing.then_some(now),
+            self.driver.machine.wake(now),
+            recheck,
+            check,
+            idle,
+            held,
+            outlook,
+        ];
         times.into_iter().flatten().min()
     }
 
@@ -356,7 +367,7 @@ impl Guard {
                 self.report(RunEvent::HoldEnded { pid: pid.get() });
             }
         }
-        self.feed(Event::Holds(self.requests.is_held() || self.members.is_incomplete()));
+        self.feed(Event::Holds(self.requests.is_held() || self.tree.members.is_incomplete()));
     }
 
     fn want_checkpoint(&mut self, asker: Asker) {

@@ -82,7 +82,7 @@ impl SystemDirector<'_> {
         let file = SystemFile::read(path)?;
         required::require(&file.system)?;
         if self.published.is_of(&file.system) {
-            file.require_startable(&self.directory, |name, component| self.is_changed(name, component))?;
+            file.require_startable(&self.home.directory, |name, component| self.is_changed(name, component))?;
             return Ok(file.system);
         }
         let why = "the file has another `name` or `store` in `[system]`, which cannot change while the system is up\n\
@@ -105,7 +105,7 @@ impl SystemDirector<'_> {
             });
         };
         let notify = self.notify_name(name);
-        let checks = Checks::new(component, &self.directory, &notify, self.now)?;
+        let checks = Checks::new(component, &self.home.directory, &notify, self.now)?;
         Ok(Part::new(id, name, component, checks, time::rfc3339(host.clock().wall())))
     }
 
@@ -132,7 +132,7 @@ impl SystemDirector<'_> {
 
     fn revise(&mut self, revised: RevisedPart) {
         let part = &mut self.parts[revised.id.index()];
-        part.checks.revise(&revised.component, &self.directory, revised.socket, self.now);
+        part.checks.revise(&revised.component, &self.home.directory, revised.socket, self.now);
         part.component = revised.component;
         // A process that is ended for its new keys gets the signal of its old keys.
         if revised.changes.process.is_empty() {
