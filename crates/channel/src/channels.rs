@@ -24,7 +24,6 @@ use sys::packet_hold::SocketMark;
 use sys::seccomp_listener::{FilterProgram, Listener, Reported, filter_program};
 use sys::socket_call::CallHandler;
 use sys::watched_start::{PendingListener, watch_from_start};
-use tracee::Roots;
 
 use crate::address::Address;
 use crate::callers::Caller;
@@ -294,9 +293,9 @@ impl Channels {
     ///
     /// `root` is the first process of the incarnation. The scan covers the tree of `root`, and then all other
     /// processes.
-    pub fn scan(&self, component: ComponentId, roots: impl Into<Roots>) {
+    pub fn scan(&self, component: ComponentId, root: Pid) {
         let Some(wanted) = self.inner.state().component(component).wanted() else { return };
-        let found = wanted.find(&roots.into(), search::find);
+        let found = wanted.find(root, search::find);
         let mut state = self.inner.state();
         let closed = state.component(component).judge(&found, self.inner.clock.now());
         let callers = state.release(component);

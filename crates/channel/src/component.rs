@@ -12,8 +12,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use model::Pid;
 use sys::packet_hold::SocketMark;
-use tracee::Roots;
 
 use crate::address::Reach;
 use crate::held::{Claim, Held, Slot};
@@ -87,12 +87,8 @@ pub(crate) struct Found {
 
 impl Wanted {
     /// Searches for each socket.
-    pub(crate) fn find(
-        self,
-        roots: &Roots,
-        find: impl Fn(Identity, Option<Slot>, &Roots) -> Option<Slot>,
-    ) -> Found {
-        let slot = |(identity, last)| (identity, find(identity, last, roots));
+    pub(crate) fn find(self, root: Pid, find: impl Fn(Identity, Option<Slot>, Pid) -> Option<Slot>) -> Found {
+        let slot = |(identity, last)| (identity, find(identity, last, root));
         Found { incarnation: self.incarnation, slots: self.sockets.into_iter().map(slot).collect() }
     }
 }

@@ -115,9 +115,8 @@ impl Handler {
             let held = state.component(self.component).held().iter().filter(is_asked);
             held.map(|held| (held.identity, held.slot)).collect()
         };
-        let is_gone = |asked: &(Identity, Option<Slot>)| {
-            find(asked.0, asked.1, &binding.program.slot.0.into()).is_none()
-        };
+        let is_gone =
+            |asked: &(Identity, Option<Slot>)| find(asked.0, asked.1, binding.program.slot.0).is_none();
         asked.into_iter().filter(is_gone).map(|asked| asked.0).collect()
     }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use model::{Fd, Inode, Pid, Tid};
 use sys::sock_diag::SockDiag;
 use tracee::procfs::{self, Stat};
-use tracee::{Roots, tree};
+use tracee::tree;
 
 use crate::held::{Slot, Taken};
 use crate::place::Identity;
@@ -17,7 +17,7 @@ use crate::place::Identity;
 /// Searches for a socket: at its last location, then in a process tree, then in all other processes. This process and
 /// its copies are left out. The last step finds processes that have left the tree (daemons), and processes that have
 /// received the descriptor in a message.
-pub(crate) fn find(identity: Identity, last: Option<Slot>, roots: &Roots) -> Option<Slot> {
+pub(crate) fn find(identity: Identity, last: Option<Slot>, root: Pid) -> Option<Slot> {
     let wanted = format!("socket:[{}]", identity.1);
     let has = |(pid, fd): Slot| {
         procfs::link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|target| target.as_os_str() == &*wanted)
@@ -29,7 +29,7 @@ pub(crate) fn find(identity: Identity, last: Option<Slot>, roots: &Roots) -> Opt
         let descriptors = procfs::descriptors(pid).unwrap_or_default();
         descriptors.into_iter().map(|fd: Fd| (pid, fd)).find(|slot| has(*slot))
     };
-    let tree = tree::descendants(roots).unwrap_or_default();
+    let tree = tree::descendants(root).unwrap_or_default();
     if let Some(slot) = tree.iter().copied().find_map(in_process) {
         return Some(slot);
     }

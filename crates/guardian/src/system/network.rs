@@ -6,16 +6,17 @@
 //! Invariants: nothing here blocks, because the scan of descriptors runs on a worker thread.
 //! Does not: keep a listener or hold a caller; the crate `channel` does.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use channel::{Channels, Limits};
+use model::Pid;
 use serde::{Deserialize, Serialize};
 use supervise::ComponentId;
 use sys::clock::Clock;
 use sys::listener_holder::ListenerHolder;
-use tracee::Roots;
 
 use crate::error::Result;
 use crate::run::ComponentChannels;
@@ -103,7 +104,7 @@ impl Network {
     /// Returns work for a worker, if a scan is due: the release of listeners that living components have closed.
     pub(super) fn scan(
         &mut self,
-        roots: Vec<(ComponentId, Roots)>,
+        roots: BTreeMap<ComponentId, Pid>,
         now: Instant,
     ) -> Option<impl FnOnce() + Send + use<>> {
         let all = self.channels.as_ref().filter(|_| now >= self.next)?;

@@ -376,7 +376,7 @@ impl<'a> SystemDirector<'a> {
 
     /// Releases listeners that components have closed, and updates the facts about channels.
     fn scan_channels(&mut self, now: Instant, host: &mut Host) {
-        let roots = self.parts.iter().filter_map(|part| Some((self.channels_of(part.id), part.root?.into())));
+        let roots = self.parts.iter().filter_map(|part| Some((self.channels_of(part.id), part.root?)));
         let roots = roots.collect();
         if let Some(work) = self.network.scan(roots, now) {
             // If no worker is available now, the scan is repeated in a second.
