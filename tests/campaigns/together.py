@@ -6,6 +6,8 @@ output of the group is committed. Clients send one request after the other over 
 number in each answer: a message between the members, or between the group and a client, that is lost or doubled shows
 as a wrong number.
 
+Then the group is held for `--hold` seconds and released: the clients wait, and see no error.
+
 In each round, after a random time, one process of one member is killed (`--kills` rounds), or all processes of the group
 at once (`--wholes` rounds).
 
@@ -60,14 +62,14 @@ restart = { max = "100000/1m", backoff = "1ms..1ms" }
 class Client(threading.Thread):
     """Sends requests, and checks each answer."""
 
-    def __init__(self, port, number):
+    def __init__(self, port, number, limit):
         super().__init__(daemon=True)
-        self.port, self.number, self.last, self.wrong = port, number, 0, None
+        self.port, self.limit, self.number, self.last, self.wrong = port, limit, number, 0, None
         self.ended, self.slowest = False, 0.0
 
     def run(self):
         try:
-            with socket.create_connection(("127.0.0.1", self.port), LIMIT_S) as server:
+            with socket.create_connection(("127.0.0.1", self.port), self.limit) as server:
                 while not self.ended:
                     self.step(server)
         except (OSError, AssertionError, ValueError) as error:
@@ -142,7 +144,7 @@ def trial(options, scratch, say):
     group = Group(options, scratch)
     group.wait_for("the group", group.is_ready)
     group.wait_for("a checkpoint", lambda: group.status("shop").get("checkpoints", 0) > 2)
-    clients = [Client(group.port, number) for number in range(CLIENTS)]
+    clients = [Client(group.port, number, LIMIT_S + options.hold) for number in range(CLIENTS)]
     for client in clients:
         client.start()
     rounds = ["member"] * options.kills + ["whole"] * options.wholes
@@ -166,6 +168,16 @@ def trial(options, scratch, say):
                        or all(client.last > count for client, count in zip(clients, counts)))
         if any(client.wrong for client in clients):
             break
+    if options.hold and not any(client.wrong for client in clients):
+        held = say_to(group.command, "hold", "shop", "--for", "%ds" % (options.hold + LIMIT_S))
+        counts = [client.last for client in clients]
+        time.sleep(options.hold)
+        is_still = counts == [client.last for client in clients]
+        released = say_to(group.command, "release", "shop")
+        group.wait_for("answers after the hold", lambda: any(client.wrong for client in clients)
+                       or all(client.last > count for client, count in zip(clients, counts)))
+        say("held for %d s: exit codes %d and %d, no answer meanwhile: %s" % (
+            options.hold, held.returncode, released.returncode, "yes" if is_still else "no"))
     say("killed: %s, in %.0f s" % (", ".join("%s %d" % pair for pair in sorted(killed.items())),
                                    time.monotonic() - begun))
     for client in clients:
@@ -190,6 +202,7 @@ def main():
     parser = arguments(__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--wholes", type=int, default=100)
+    parser.add_argument("--hold", type=int, default=60)
     parser.add_argument("--seed", type=int)
     options = parser.parse_args()
     findings = Findings("together", options)

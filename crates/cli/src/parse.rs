@@ -164,6 +164,15 @@ pub(crate) fn max_pause(text: &str) -> Result<Duration, Malformed> {
 }
 
 /// Parses a limit on restarts: `5/1m`.
+/// Parses the time limit of a hold.
+pub(crate) fn hold_time(text: &str) -> Result<Duration, Malformed> {
+    let time = duration(text)?;
+    if time > guardian::HELD_MAX {
+        return Err(Malformed("at most 10m; a longer stop is a `checkpoint --kill` and a `restore`"));
+    }
+    Ok(time)
+}
+
 pub(crate) fn limit(text: &str) -> Result<RestartLimit, Malformed> {
     const MALFORMED: Malformed = Malformed("a limit is a number, a slash and a duration, like 5/1m");
     let (count, window) = text.split_once('/').ok_or(MALFORMED)?;

@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use engine::{Effect, FileRecord, ImageDescriptor, ImageMapping, ImageProcess, Inventory, ProcessState};
 use image::{Commit, ImageKind};
@@ -21,6 +22,7 @@ use crate::error::{Found, Result};
 use crate::location::StoreLocation;
 use crate::record::Record;
 use crate::run::{UNDO_DIRECTORY, requests};
+use crate::system::SystemRecord;
 use crate::{aside, time, undoing};
 
 /// The unit of `st_blocks` (stat(2)), in bytes.
@@ -349,13 +351,45 @@ pub fn prune(location: &StoreLocation, name: &str, keep: usize) -> Result<Vec<u6
 ///
 /// No guardian protects the subject, or the subject cannot be restarted in this way. The subject then continues.
 pub fn restart_with_state(location: &StoreLocation, name: &str) -> Result<String> {
-    let name: SubjectName = name.parse()?;
-    let store = location.with_subject(&name)?;
-    let Some(socket) = guardian_socket(&store, &name)? else {
-        let why = format!("no guardian protects {name}\nhelp: `undying status` lists the subjects");
-        return Err(GuardianError::NotDone { why, code: None });
-    };
+    let (name, socket) = guarded(location, name)?;
     Ok(format!("{name}@{}", requests::restart(&socket)?))
+}
+
+/// Stops a guarded subject after a checkpoint of this moment, for at most `time`. A member of a group is stopped with the
+/// whole group. Returns the name of the image.
+///
+/// # Errors
+///
+/// No guardian protects the subject, or no checkpoint can be taken of it. The subject then continues.
+pub fn hold(location: &StoreLocation, name: &str, time: Duration) -> Result<String> {
+    let (name, socket) = guarded(location, name)?;
+    Ok(format!("{name}@{}", requests::hold(&socket, time)?))
+}
+
+/// Lets a subject continue that is held.
+///
+/// # Errors
+///
+/// No guardian protects the subject, or the subject is not held.
+pub fn release(location: &StoreLocation, name: &str) -> Result<()> {
+    let (_, socket) = guarded(location, name)?;
+    requests::release(&socket)
+}
+
+/// Returns the name of a guarded subject, and of the request socket of its guardian. The checkpoints of a member of a group
+/// are those of the group.
+fn guarded(location: &StoreLocation, name: &str) -> Result<(SubjectName, String)> {
+    let system = location.open()?.map(|store| SystemRecord::read(&store)).transpose()?.flatten();
+    let group = system.as_ref().and_then(|system| system.group_of(name));
+    let name: SubjectName = group.unwrap_or(name).parse()?;
+    let store = location.with_subject(&name)?;
+    match guardian_socket(&store, &name)? {
+        Some(socket) => Ok((name, socket)),
+        None => {
+            let why = format!("no guardian protects {name}\nhelp: `undying status` lists the subjects");
+            Err(GuardianError::NotDone { why, code: None })
+        }
+    }
 }
 
 /// Returns the name of the request socket of the guardian, if a guardian protects the subject.

@@ -37,6 +37,7 @@ mod started_as;
 mod status;
 mod streams;
 mod subject;
+mod subject_state;
 mod system;
 mod tidying;
 mod time;
@@ -54,7 +55,7 @@ pub use history::{DeathRow, FailedChild, FollowedBy, History, age, deaths, write
 pub use host::{Host, OnEvent, SubjectId, run};
 pub use images::{
     CheckpointRow, DescriptorRow, ImageReport, MappingRow, ProcessRow, Progress, SubjectRow, VerifyReport,
-    checkpoints, prune, restart_with_state, show, subjects, verify,
+    checkpoints, hold, prune, release, restart_with_state, show, subjects, verify,
 };
 pub use inspection::{
     CheckState, DoctorCheck, DoctorReport, ObstacleReport, PreflightMode, PreflightReport, doctor, preflight,
@@ -63,17 +64,18 @@ pub use journal::EventRow;
 pub use location::StoreLocation;
 pub use once::{CheckpointRequest, Checkpointed, RestoreRequest, Resumed, checkpoint, restore};
 pub use record::{
-    Brings, ConnectionsReport, CostsReport, Death, DeathNow, FreshReport, LateReport, PauseMicroseconds,
-    RefusalReport, SlicesReport, StoredReport, SubjectFacts, SubjectState, VerifiedReport,
+    Brings, ConnectionsReport, CostsReport, Death, DeathNow, FreshReport, HeldReport, LateReport,
+    PauseMicroseconds, RefusalReport, SlicesReport, StoredReport, SubjectFacts, VerifiedReport,
 };
 pub use room::lacks_for;
 pub use run::{
     COMPRESS_AFTER_DEFAULT, ComponentChannels, CostMax, Damaged, EVERY_DEFAULT, EVERY_MIN,
-    FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
+    FILES_UNDO_MAX_DEFAULT, Guarded, HELD_MAX, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
 };
 pub use signals::in_background;
 pub use status::{LeftProcess, SubjectReport, status};
 pub use store::{CODECS, Codec, SizeLimit, codec};
+pub use subject_state::SubjectState;
 pub use supervise::{ChangedFiles, Percent, RestartLimit, RestartPolicy, SubjectStatus, Success, System};
 pub use sys::clock::Clock;
 pub use system::{ChannelFacts, ComponentFacts, SystemFile, SystemOrder, check_system, order, up};

@@ -18,7 +18,6 @@ use engine::Slices;
 use model::{Pid, ProcessKey, StartTime};
 use serde::{Deserialize, Serialize};
 use store::trust;
-use supervise::{End, State};
 use sys::Error;
 use tracee::procfs;
 
@@ -26,6 +25,7 @@ use crate::error::{GuardianError, Result};
 use crate::files::FilesReport;
 use crate::mark;
 use crate::started_as::StartedAs;
+use crate::subject_state::SubjectState;
 use crate::time;
 
 const FILE: &str = "status.json";
@@ -42,68 +42,6 @@ pub struct ProcessName {
     pub pid: i32,
     /// The start time, in clock ticks since the boot.
     pub start: u64,
-}
-
-/// The state of a subject, and whether a guardian protects the subject.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SubjectState {
-    /// The subject runs and has a guardian.
-    #[default]
-    Running,
-    /// The subject has died, and its restart is delayed.
-    BackingOff,
-    /// The subject has died, and is being restored or started again.
-    Restoring,
-    /// The subject has ended, and is not restarted.
-    Ended,
-    /// The subject has died more often than the restart limit permits.
-    GaveUp,
-    /// The subject has died, and could not be restored.
-    Failed,
-    /// The guardian has ended, but the subject still runs.
-    Unprotected,
-    /// The guardian and the subject have ended.
-    Dead,
-}
-
-impl SubjectState {
-    /// Reports whether a guardian protects the subject: the subject runs, or its restart is in progress.
-    #[must_use]
-    pub const fn is_watched(self) -> bool {
-        matches!(self, Self::Running | Self::Restoring | Self::BackingOff)
-    }
-
-    /// Reports whether the subject has ended and will not be restored.
-    #[must_use]
-    pub const fn is_over(self) -> bool {
-        matches!(self, Self::Ended | Self::GaveUp | Self::Failed | Self::Dead)
-    }
-}
-
-impl From<State> for SubjectState {
-    fn from(state: State) -> Self {
-        match state {
-            State::Running
-            | State::Checkpointing { .. }
-            | State::Held
-            | State::Stopped { .. }
-            | State::Dying(_) => Self::Running,
-            State::BackingOff(..) => Self::BackingOff,
-            State::Starting { .. } | State::Restoring { .. } => Self::Restoring,
-            State::Ended(End::Over(_)) => Self::Ended,
-            State::Ended(End::GaveUp(_)) => Self::GaveUp,
-            State::Ended(End::Failed(_)) => Self::Failed,
-            State::Ended(End::Left) => Self::Unprotected,
-        }
-    }
-}
-
-impl std::fmt::Display for SubjectState {
-    /// Writes the serialised name of the state.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.serialize(f)
-    }
 }
 
 /// The end of an incarnation. An incarnation of a subject lasts from a start or restore to the next death.
@@ -168,6 +106,15 @@ pub struct RefusalReport {
 pub struct FreshReport {
     pub reason: String,
     pub time: String,
+}
+
+/// The hold of a subject that an operator has stopped.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HeldReport {
+    /// The checkpoint that contains the stopped state.
+    pub seq: u64,
+    /// When the hold ends at the latest, in RFC 3339.
+    pub until: String,
 }
 
 /// A period in which no checkpoint was committed, although several were due.
@@ -295,6 +242,9 @@ pub struct SubjectFacts {
     /// Why the last restart started the program from its beginning although there were checkpoints.
     #[serde(default)]
     pub fresh: Option<FreshReport>,
+    /// The hold that an operator has ordered. `None` while the subject is not held.
+    #[serde(default)]
+    pub held: Option<HeldReport>,
     /// What a death now would bring. `None` if the subject takes no checkpoints, or is never restarted.
     #[serde(default)]
     pub death_now: Option<DeathNow>,

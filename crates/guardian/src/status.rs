@@ -20,8 +20,9 @@ use crate::history::age;
 use crate::images;
 use crate::location::StoreLocation;
 use crate::mark;
-use crate::record::{Brings, DeathNow, Failing, Record, SubjectFacts, SubjectState};
+use crate::record::{Brings, DeathNow, Failing, Record, SubjectFacts};
 use crate::run::{adopt, without_numbers};
+use crate::subject_state::SubjectState;
 use crate::system::{ChannelFacts, ComponentFacts, SystemRecord};
 use crate::time;
 

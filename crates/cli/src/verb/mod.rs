@@ -20,6 +20,7 @@ mod events;
 mod files;
 mod gc;
 mod graph;
+mod hold;
 mod interface;
 mod ls;
 mod man;
@@ -66,6 +67,8 @@ pub(crate) const REGISTRY: &[&dyn Verb] = &[
     &orders::START,
     &orders::STOP,
     &orders::Restart,
+    &hold::Hold,
+    &hold::Release,
     &orders::Complain,
     &completions::Completions { command },
     &man::ManPage { command },

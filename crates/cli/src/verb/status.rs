@@ -261,6 +261,12 @@ fn tell_outlook(subject: &SubjectReport) -> std::io::Result<()> {
     if !subject.state.is_watched() {
         return Ok(());
     }
+    if let Some(held) = &subject.facts.held {
+        let (seq, until) = (held.seq, &held.until);
+        say(format_args!(
+            "{name}: is held at checkpoint {seq}, at most until {until}; `undying release {name}` ends this"
+        ))?;
+    }
     if let Some(death_now) = &subject.facts.death_now {
         let age = death_now.taken.as_deref().and_then(guardian::age).map(print::duration);
         let lost = age.map_or(String::new(), |age| format!("; the work of {age} would be lost"));

@@ -16,6 +16,7 @@ mod foreground;
 mod forgotten;
 mod heart;
 mod history;
+mod hold;
 mod journald;
 mod kept_connections;
 mod killed;

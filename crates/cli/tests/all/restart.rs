@@ -15,7 +15,7 @@ use crate::common::{Guarded, LIMIT, Lab, supported, until, wait};
 const ROUNDS: (usize, usize) = (3, 20);
 /// A server that counts the lines of each connection, and counts all lines in its memory. It answers each line with both
 /// numbers.
-const SERVER: &str = r#"exec python3 -c '
+pub(crate) const SERVER: &str = r#"exec python3 -c '
 import os, selectors, socket
 listener = socket.socket()
 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,7 +49,7 @@ while not os.path.exists("stop"):
 '"#;
 
 /// Sends lines over one connection, and checks each reply, until `is_over` is set. Returns the number of replies.
-fn talk(port: u16, is_over: &AtomicBool) -> u64 {
+pub(crate) fn talk(port: u16, is_over: &AtomicBool) -> u64 {
     let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.set_nodelay(true).unwrap();

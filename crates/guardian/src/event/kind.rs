@@ -96,6 +96,8 @@ impl RunEvent {
             | Self::OnRestoreFailed { .. }
             | Self::StoppedForRestart { .. }
             | Self::NotRestarted { .. }
+            | Self::Held { .. }
+            | Self::Released { .. }
             | Self::DamageStays { .. } => EventKind::Restores,
             Self::Checkpoint(_)
             | Self::Scan { .. }

@@ -238,6 +238,10 @@ pub enum RunEvent {
     SystemGoesDown { has_failed: bool },
     /// The subject was restarted too often.
     GaveUp { restarts: usize, within_us: u64 },
+    /// The program is stopped after a checkpoint, because an operator holds it.
+    Held { pid: i32, seq: u64, until: String },
+    /// The hold has ended, and the program continues. `is_late`: the time limit has ended the hold.
+    Released { pid: i32, is_late: bool },
     /// A member of a group has ended. The other members continue.
     MemberLeft { pid: i32, signal: Option<i32>, exit: Option<i32> },
     /// The subject has ended, and is not restarted.

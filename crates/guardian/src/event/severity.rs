@@ -49,6 +49,8 @@ impl RunEvent {
             | Self::SystemRestarts {}
             | Self::SystemGoesDown { has_failed: false }
             | Self::MemberLeft { .. }
+            | Self::Held { .. }
+            | Self::Released { is_late: false, .. }
             | Self::Ended { signal: None, exit: Some(0), .. } => Severity::Information,
             _ if self.is_warning() => Severity::Warning,
             _ => Severity::Error,
@@ -74,6 +76,7 @@ impl RunEvent {
                 | Self::EventsLost { .. }
                 | Self::Dropped { .. }
                 | Self::HoldEnded { .. }
+                | Self::Released { .. }
                 | Self::Tracker { .. }
                 | Self::Died { .. }
                 | Self::ChildDied { .. }

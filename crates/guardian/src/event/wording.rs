@@ -73,6 +73,8 @@ impl fmt::Display for RunEvent {
                 write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
             }
             Self::MemberLeft { .. }
+            | Self::Held { .. }
+            | Self::Released { .. }
             | Self::Faulted { .. }
             | Self::StoppedForRestart { .. }
             | Self::NotRestarted { .. }
@@ -170,6 +172,13 @@ fn started(pid: i32, why: Option<&str>, f: &mut fmt::Formatter<'_>) -> fmt::Resu
 
 fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
+        RunEvent::Held { pid, seq, until } => {
+            write!(f, "pid {pid} is held at checkpoint {seq}, until `undying release` or {until}")
+        }
+        RunEvent::Released { pid, is_late: false } => write!(f, "pid {pid} is released, and continues"),
+        RunEvent::Released { pid, is_late: true } => {
+            write!(f, "the time of the hold is over, and pid {pid} continues")
+        }
         RunEvent::MemberLeft { pid, signal, exit } => {
             let status = SubjectStatus::of(*signal, *exit);
             write!(f, "pid {pid} {status}; the other members of the group continue")

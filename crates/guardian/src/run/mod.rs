@@ -45,6 +45,6 @@ pub(crate) use leftovers::ProcessReaper;
 pub(crate) use reasons::without_numbers;
 pub(crate) use rebuild::Shared;
 pub use request::{
-    COMPRESS_AFTER_DEFAULT, CostMax, EVERY_DEFAULT, EVERY_MIN, FILES_UNDO_MAX_DEFAULT, Guarded, KEEP_DEFAULT,
-    RunRequest, TRACKER_DEFAULT,
+    COMPRESS_AFTER_DEFAULT, CostMax, EVERY_DEFAULT, EVERY_MIN, FILES_UNDO_MAX_DEFAULT, Guarded, HELD_MAX,
+    KEEP_DEFAULT, RunRequest, TRACKER_DEFAULT,
 };

@@ -37,6 +37,8 @@ const FILES_BACK_MIN: Duration = Duration::from_secs(20);
 /// Maximum time between two checkpoints, or between two checkpoints to which files can be rolled back, if a cost limit
 /// determines this time.
 const APART_MAX: Duration = Duration::from_secs(30);
+/// Maximum time for which an operator can hold a subject.
+pub const HELD_MAX: Duration = Duration::from_mins(10);
 /// Default number of checkpoints that are kept.
 pub const KEEP_DEFAULT: usize = 8;
 

@@ -17,6 +17,8 @@ pub(super) struct RequestedRestart {
     pub(super) last: Option<Sequence>,
     /// Why the last checkpoint could not be taken, written or used.
     pub(super) failure: Option<String>,
+    /// Whether the callers wait for a hold.
+    pub(super) is_hold: bool,
     /// What has become of the subject since the kill.
     pub(super) outcome: Option<String>,
     /// Whether a check has found this incarnation of a component ready.

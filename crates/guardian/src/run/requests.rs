@@ -43,6 +43,9 @@ const REPLY_MAX: usize = 8192;
 /// The beginning of a request to remove checkpoints; a number follows.
 const PRUNE: &str = "prune ";
 const RESTART: &str = "restart";
+/// The beginning of a request to hold the program; a number of milliseconds follows.
+const HOLD_PROGRAM: &str = "hold-program ";
+const RELEASE_PROGRAM: &str = "release-program";
 /// Maximum time for which a caller waits until a guardian has written a checkpoint.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// Maximum time for which a caller waits until a guardian has restarted a subject: the limits of the steps before the
@@ -67,6 +70,10 @@ pub(super) enum Word {
     Prune(usize),
     /// Restart the subject from a checkpoint of this moment. The reply is sent when the subject runs again.
     Restart,
+    /// Stop the subject after a checkpoint of this moment, for at most this time. The reply is sent when it is stopped.
+    HoldProgram(Duration),
+    /// Let the stopped subject continue.
+    ReleaseProgram,
     /// An unknown request.
     Unknown,
 }
@@ -246,9 +253,14 @@ impl Requests {
 impl Word {
     fn of(line: &[u8]) -> Self {
         let line = line.trim_ascii();
-        let count = line.strip_prefix(PRUNE.as_bytes()).and_then(|rest| std::str::from_utf8(rest).ok());
-        if let Some(count) = count.and_then(|count| count.trim().parse().ok()) {
+        let number = |prefix: &str| -> Option<u64> {
+            std::str::from_utf8(line.strip_prefix(prefix.as_bytes())?).ok()?.trim().parse().ok()
+        };
+        if let Some(count) = number(PRUNE).and_then(|count| count.try_into().ok()) {
             return Self::Prune(count);
+        }
+        if let Some(time) = number(HOLD_PROGRAM) {
+            return Self::HoldProgram(Duration::from_millis(time));
         }
         match line {
             b"checkpoint" => Self::Checkpoint,
@@ -256,6 +268,7 @@ impl Word {
             b"hold" => Self::Hold,
             b"release" => Self::Release,
             b"restart" => Self::Restart,
+            b"release-program" => Self::ReleaseProgram,
             _ => Self::Unknown,
         }
     }
@@ -287,14 +300,38 @@ pub(crate) fn prune(name: &str, keep: usize) -> Result<()> {
 ///
 /// `NotDone` with the reason of the guardian, or after the time limit.
 pub(crate) fn restart(name: &str) -> Result<String> {
-    match ask(name, RESTART, RESTART_MAX)? {
-        Some(Reply::Done(sequence)) => Ok(sequence),
+    order(name, RESTART)
+}
+
+/// Sends a request that the guardian executes in several steps. Returns the rest of the reply.
+fn order(name: &str, request: &str) -> Result<String> {
+    match ask(name, request, RESTART_MAX)? {
+        Some(Reply::Done(rest)) => Ok(rest),
         Some(Reply::Refused(why)) => Err(refused(why)),
         None => {
             let why = format!("the guardian has not answered within {RESTART_MAX:?}");
             Err(GuardianError::NotDone { why, code: Some(ExitCode::Failure.number()) })
         }
     }
+}
+
+/// Stops a running subject after a checkpoint of this moment, for at most `time`. Returns the sequence number of the
+/// checkpoint.
+///
+/// # Errors
+///
+/// `NotDone` with the reason of the guardian, or after the time limit.
+pub(crate) fn hold(name: &str, time: Duration) -> Result<String> {
+    order(name, &format!("{HOLD_PROGRAM}{}", time.as_millis()))
+}
+
+/// Lets a subject continue that was stopped by [`hold`].
+///
+/// # Errors
+///
+/// `NotDone` with the reason of the guardian, or after the time limit.
+pub(crate) fn release(name: &str) -> Result<()> {
+    order(name, RELEASE_PROGRAM).map(drop)
 }
 
 /// Returns the error for a request that the guardian has refused. Nothing was changed.

@@ -47,7 +47,7 @@ pub enum State {
         /// request expires.
         restart_by: Option<Instant>,
     },
-    /// The subject is stopped after its last checkpoint, for a requested restart.
+    /// The subject is stopped after its last checkpoint, for a requested restart or a hold.
     Stopped {
         /// The sequence number of the checkpoint.
         sequence: Sequence,
@@ -99,7 +99,7 @@ impl Death {
     }
 }
 
-/// The current step of a requested restart, while the subject is stopped.
+/// The current step of a requested restart or of a hold, while the subject is stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopStep {
     /// The checkpoint is being written, at most until the given time.
@@ -108,8 +108,10 @@ pub enum StopStep {
     Checking,
     /// The subject is being killed. The death follows.
     Killing,
-    /// The subject is being resumed, because the restart was called off.
+    /// The subject is being resumed, because the restart was called off, or because its hold has ended.
     Resuming,
+    /// An operator holds the subject, at most until the given time.
+    Holding(Instant),
 }
 
 /// The current step of a restore.
@@ -241,6 +243,10 @@ pub enum Event {
     OutputSent,
     /// An operator has requested a restart of the subject from a checkpoint of this moment.
     RestartRequested,
+    /// An operator has requested that the subject is stopped after a checkpoint of this moment, for at most this time.
+    HoldRequested(Duration),
+    /// An operator has requested the end of a hold.
+    ReleaseRequested,
     /// A restore can read the checkpoint of a requested restart. The list contains the checkpoints of the subject. This
     /// event answers `Action::Check`.
     Checked(Survey),
@@ -422,8 +428,13 @@ pub enum Notice {
     ChildFailed,
     /// The root is killed, because the subject has this fault.
     Faulted(Fault),
-    /// The requested restart is called off, and the program continues.
+    /// The requested restart or hold is called off, and the program continues.
     NotRestarted(NotRestarted),
+    /// The hold has ended, and the program continues.
+    Released {
+        /// Whether the time limit has ended the hold.
+        is_late: bool,
+    },
     /// The limit on restarts was exceeded.
     GaveUp(RestartLimit),
     /// The restart waits for this time.

@@ -186,11 +186,13 @@ struct Incarnation {
     files_went_back: bool,
 }
 
-/// A request to restart the subject from a checkpoint of this moment.
+/// A request to restart or to hold the subject at a checkpoint of this moment.
 #[derive(Clone, Copy, Default, Debug)]
 struct RestartRequest {
     /// The time at which the request expires. `None` if no restart is requested, or if its checkpoint is being taken.
     by: Option<Instant>,
+    /// How long the subject is held. `None` for a restart.
+    holds: Option<Duration>,
     /// The reason for which the root is killed when it is resumed, if the subject is stopped for the restart.
     deferred_kill: Option<KilledFor>,
 }
@@ -286,6 +288,8 @@ impl Subject {
             Event::ConnectionsEnded => self.suspicion.connections_ended(),
             Event::Differs(sequence) => self.suspicion.unusable(sequence),
             Event::RestartRequested => self.restart_requested(now),
+            Event::HoldRequested(time) => self.hold_requested(now, time),
+            Event::ReleaseRequested => self.release(false),
             Event::Checked(survey) => self.checked(&survey),
             Event::NotUsable => self.call_off(NotRestarted::NotUsable),
             Event::HeldResumed => self.held_resumed(now),

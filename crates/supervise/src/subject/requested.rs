@@ -1,12 +1,14 @@
-//! A requested restart: an operator lets a subject (a protected program) continue from a checkpoint of this moment.
+//! A requested restart: an operator lets a subject (a protected program) continue from a checkpoint of this moment. A hold
+//! begins in the same way: the subject is stopped for a checkpoint, and stays stopped until an operator ends the hold.
 //!
-//! The subject is stopped for the checkpoint, and stays stopped until the checkpoint is durable and was checked. Then
+//! For a restart, the subject is stopped for the checkpoint, and stays stopped until the checkpoint is durable and was checked. Then
 //! the subject is killed, and the steps after a death follow. The death counts neither for the limit on restarts nor
 //! against a checkpoint.
 //!
 //! Owns: the steps from the request to the kill, and their time limits.
 //! Invariants: the subject is killed only if a restart would now restore the checkpoint of this moment. Otherwise the
-//! subject continues as it was. A stopped subject is either killed or resumed within [`STOPPED_MAX`].
+//! subject continues as it was. A subject that is stopped for a restart is either killed or resumed within
+//! [`STOPPED_MAX`]. A hold has a time limit.
 //! Does not: restore the checkpoint; `death` does.
 
 use std::time::{Duration, Instant};
@@ -28,7 +30,10 @@ const STOPPED_MAX: Duration = Duration::from_secs(10);
 impl StopStep {
     /// Returns the time at which the step is called off.
     pub(super) fn until(self) -> Option<Instant> {
-        if let Self::Writing(until) = self { Some(until) } else { None }
+        match self {
+            Self::Writing(until) | Self::Holding(until) => Some(until),
+            Self::Checking | Self::Killing | Self::Resuming => None,
+        }
     }
 }
 
@@ -45,7 +50,26 @@ impl Subject {
         }
     }
 
-    fn is_restart_requested(&self) -> bool {
+    /// Accepts a request for a hold, or reports why the program cannot be held. A request during another request has no
+    /// effect.
+    pub(super) fn hold_requested(&mut self, now: Instant, time: Duration) {
+        if !self.is_restart_requested() {
+            self.incarnation.request.holds = Some(time);
+            self.restart_requested(now);
+        }
+    }
+
+    /// Ends a hold. Does nothing if the subject is not held.
+    pub(super) fn release(&mut self, is_late: bool) {
+        if let State::Stopped { step: step @ StopStep::Holding(_), .. } = &mut self.state {
+            *step = StopStep::Resuming;
+            self.actions.extend([Action::ResumeHeld, Action::Report(Notice::Released { is_late })]);
+        }
+    }
+
+    /// Reports whether a restart or a hold is in progress.
+    #[must_use]
+    pub fn is_restart_requested(&self) -> bool {
         self.incarnation.request.by.is_some()
             || matches!(self.state, State::Checkpointing { restart_by: Some(_), .. } | State::Stopped { .. })
     }
@@ -68,6 +92,7 @@ impl Subject {
     }
 
     fn report_not_restarted(&mut self, why: NotRestarted) {
+        self.incarnation.request.holds = None;
         self.actions.push(Action::Report(Notice::NotRestarted(why)));
     }
 
@@ -93,7 +118,11 @@ impl Subject {
 
     /// Handles the last checkpoint, after which the subject stays stopped.
     pub(super) fn stays_stopped(&mut self, now: Instant, sequence: Sequence) {
-        self.state = State::Stopped { sequence, step: StopStep::Writing(now + STOPPED_MAX) };
+        let step = match self.incarnation.request.holds.take() {
+            Some(time) => StopStep::Holding(now + time),
+            None => StopStep::Writing(now + STOPPED_MAX),
+        };
+        self.state = State::Stopped { sequence, step };
         if self.is_ending() {
             self.call_off(NotRestarted::Ending);
         }
@@ -101,6 +130,7 @@ impl Subject {
 
     /// Resumes the stopped subject, unless it is already being killed or resumed.
     pub(super) fn call_off(&mut self, why: NotRestarted) {
+        self.release(why == NotRestarted::Late);
         if let State::Stopped { step: step @ (StopStep::Writing(_) | StopStep::Checking), .. } =
             &mut self.state
         {
@@ -120,7 +150,8 @@ impl Subject {
     }
 
     pub(super) fn last_not_written(&mut self, failed: Sequence) {
-        if matches!(self.state, State::Stopped { sequence, .. } if sequence == failed) {
+        if matches!(self.state, State::Stopped { sequence, step: StopStep::Writing(_) } if sequence == failed)
+        {
             self.call_off(NotRestarted::NotWritten);
         }
     }

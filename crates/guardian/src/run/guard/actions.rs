@@ -135,6 +135,7 @@ impl Guard {
                 self.report(RunEvent::Faulted { pid: pid.get(), fault });
             }
             Notice::NotRestarted(why) => self.not_restarted(why),
+            Notice::Released { is_late } => self.released(is_late),
             Notice::GaveUp(RestartLimit { count, window }) => {
                 let within_us = time::microseconds(window);
                 self.voice.outbox.report(SubjectReport::GaveUp);

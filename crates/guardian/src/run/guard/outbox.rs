@@ -33,10 +33,10 @@ pub(crate) enum SubjectReport {
     },
     /// The subject is being killed, because of a fault.
     Faulted(Fault),
-    /// The subject is stopped until its last checkpoint is durable. A restart follows.
+    /// The subject is stopped, for a restart or a hold.
     Stopped,
-    /// A requested restart was called off.
-    NotRestarted,
+    /// The stopped subject continues.
+    Resumed,
     /// The run ends, because there were too many restarts.
     GaveUp,
     /// A root has joined the subject.

@@ -5,17 +5,22 @@
 //! ends.
 //! Does not: decide whether the subject is restarted; `supervise` does.
 
+use std::time::{Duration, Instant};
+
 use engine::PreparedRestore;
 use model::Sequence;
 use supervise::{Event, NotRestarted, State, StopStep, Survey};
 
 use super::super::rebuild::Rebuild;
+use super::super::request::HELD_MAX;
 use super::super::requests::Asker;
 use super::outbox::SubjectReport;
 use super::parts::Guard;
 use crate::error::Result;
 use crate::event::RunEvent;
+use crate::record::HeldReport;
 use crate::signals::KILL;
+use crate::time;
 
 impl Guard {
     /// Reports whether the subject is stopped for a requested restart.
@@ -40,8 +45,42 @@ impl Guard {
         self.feed(Event::RestartRequested);
     }
 
-    /// Reports that the subject is stopped until its last checkpoint is durable.
+    /// Handles a request to stop the subject for a while.
+    pub(super) fn want_hold(&mut self, asker: Asker, time: Duration) {
+        if !asker.is_owner {
+            return self
+                .requests
+                .answer(&asker, "error only root and the user of the guardian hold the program\n");
+        }
+        if self.driver.machine.is_restart_requested() || self.request.dry_run_tracking {
+            let why = "error it is being restarted or held already, or a dry run takes no checkpoints\n";
+            return self.requests.answer(&asker, why);
+        }
+        self.driver.restart.askers.push(asker);
+        self.driver.restart.is_hold = true;
+        self.feed(Event::HoldRequested(time.min(HELD_MAX)));
+    }
+
+    /// Handles a request to end a hold.
+    pub(super) fn want_release(&mut self, asker: &Asker) {
+        let is_held =
+            matches!(self.driver.machine.state(), State::Stopped { step: StopStep::Holding(_), .. });
+        let line = match (asker.is_owner, is_held) {
+            (false, _) => "error only root and the user of the guardian release the program\n",
+            (true, false) => "error it is not held\n",
+            (true, true) => "ok\n",
+        };
+        if asker.is_owner {
+            self.feed(Event::ReleaseRequested);
+        }
+        self.requests.answer(asker, line);
+    }
+
+    /// Reports that the subject is stopped: until its last checkpoint is durable, or for a hold.
     pub(super) fn report_stop(&mut self) {
+        if let State::Stopped { sequence, step: StopStep::Holding(until) } = self.driver.machine.state() {
+            return self.report_hold(sequence, until);
+        }
         if let State::Stopped { sequence, .. } = self.driver.machine.state() {
             self.driver.restart.last = Some(sequence);
             let pid = self.rebuild.subject.pid().get();
@@ -50,6 +89,31 @@ impl Guard {
             self.voice.outbox.report(SubjectReport::Stopped);
             self.report(RunEvent::StoppedForRestart { pid, seq: sequence.get() });
         }
+    }
+
+    fn report_hold(&mut self, sequence: Sequence, until: Instant) {
+        let line = format!("ok {sequence}\n");
+        for asker in std::mem::take(&mut self.driver.restart.askers) {
+            self.requests.answer(&asker, &line);
+        }
+        self.driver.restart.is_hold = false;
+        let clock = &self.rebuild.host.clock;
+        let left = until.saturating_duration_since(clock.now());
+        let until = time::rfc3339(clock.wall() + left);
+        let pid = self.rebuild.subject.pid().get();
+        self.voice.record.facts.held = Some(HeldReport { seq: sequence.get(), until: until.clone() });
+        self.voice.outbox.report(SubjectReport::Stopped);
+        self.report(RunEvent::Held { pid, seq: sequence.get(), until });
+        self.write_record();
+    }
+
+    /// Reports that a hold has ended.
+    pub(super) fn released(&mut self, is_late: bool) {
+        self.voice.record.facts.held = None;
+        let pid = self.rebuild.subject.pid().get();
+        self.voice.outbox.report(SubjectReport::Resumed);
+        self.report(RunEvent::Released { pid, is_late });
+        self.write_record();
     }
 
     /// Handles the report that the stopped subject was resumed or killed.
@@ -78,12 +142,13 @@ impl Guard {
     /// Reports that the restart is called off, and answers the callers.
     pub(super) fn not_restarted(&mut self, why: NotRestarted) {
         let reason = self.why_not_restarted(why);
-        let line = format!("error {} is not restarted, and continues: {reason}\n", self.claim.name);
+        let what = if std::mem::take(&mut self.driver.restart.is_hold) { "held" } else { "restarted" };
+        let line = format!("error {} is not {what}, and continues: {reason}\n", self.claim.name);
         for asker in std::mem::take(&mut self.driver.restart.askers) {
             self.requests.answer(&asker, &line);
         }
         self.driver.restart.last = None;
-        self.voice.outbox.report(SubjectReport::NotRestarted);
+        self.voice.outbox.report(SubjectReport::Resumed);
         self.report(RunEvent::NotRestarted { reason });
     }
 

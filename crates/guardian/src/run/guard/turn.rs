@@ -27,8 +27,8 @@ use super::parts::{After, Guard, Progress, Work};
 use crate::error::{GuardianError, Result};
 use crate::event::RunEvent;
 use crate::once::hand_on;
-use crate::record::SubjectState;
 use crate::signals::Request;
+use crate::subject_state::SubjectState;
 use crate::time;
 
 impl Guard {
@@ -340,6 +340,8 @@ impl Guard {
         while let Some((word, asker)) = self.requests.poll(&self.rebuild.subject.roots()) {
             match word {
                 Word::Restart => self.want_restart(asker),
+                Word::HoldProgram(time) => self.want_hold(asker, time),
+                Word::ReleaseProgram => self.want_release(&asker),
                 Word::Checkpoint | Word::Prune(_) if self.request.every.is_none() => {
                     self.requests.answer(&asker, "error no checkpoints are taken of this program\n");
                 }

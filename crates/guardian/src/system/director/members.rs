@@ -155,7 +155,7 @@ impl SystemDirector<'_> {
             SubjectReport::Stopped => {
                 self.each_running(group, |director, id| director.parts[id.index()].checks.end());
             }
-            SubjectReport::NotRestarted => {
+            SubjectReport::Resumed => {
                 let now = self.now;
                 self.each_running(group, |director, id| director.parts[id.index()].resume_checks(now));
             }

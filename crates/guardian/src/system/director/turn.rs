@@ -58,7 +58,7 @@ impl Director for SystemDirector<'_> {
             }
             // A stopped component answers no check.
             SubjectReport::Stopped => self.parts[id.index()].checks.end(),
-            SubjectReport::NotRestarted => self.parts[id.index()].resume_checks(self.now),
+            SubjectReport::Resumed => self.parts[id.index()].resume_checks(self.now),
             SubjectReport::GaveUp => self.parts[id.index()].gave_up = true,
             // Only the subject of a group has members.
             SubjectReport::Joined { .. } | SubjectReport::NotJoined { .. } | SubjectReport::Left { .. } => {}
