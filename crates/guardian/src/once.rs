@@ -291,19 +291,22 @@ fn report_of_files(files: RestoredFiles, parts: &Parts) -> Vec<RunEvent> {
 /// Passes signals on to the subject until the subject ends. Returns how the subject has ended.
 fn stay(signals: &Signals, subject: &Subject, foreground: &mut Foreground) -> Result<SubjectStatus> {
     loop {
-        let living =
-            subject.handles().filter(|(pid, _)| subject.root(*pid).is_some_and(|root| !root.has_ended()));
-        let living = living.map(|(_, handle)| handle);
+        let living: Vec<_> = subject
+            .handles()
+            .filter(|(pid, _)| subject.root(*pid).is_some_and(|root| !root.has_ended()))
+            .collect();
+        // A root that has ended is not waited for, so its end must be seen before the wait.
+        if let Some(status) = subject.over()? {
+            subject.release()?;
+            return Ok(status);
+        }
+        let living = living.into_iter().map(|(_, handle)| handle);
         let handles = std::iter::once(signals.handle()).chain(living);
         let mut waiting: Vec<_> =
             handles.map(|handle| PollFd::from_borrowed_fd(handle, PollFlags::IN)).collect();
         rustix::io::retry_on_intr(|| poll(&mut waiting, None))
             .map_err(|errno| Error::process("watch", subject.pid(), errno))?;
         let signalled = !waiting[0].revents().is_empty();
-        if let Some(status) = subject.over()? {
-            subject.release()?;
-            return Ok(status);
-        }
         while signalled && let Some(arrived) = signals.poll()? {
             match arrived {
                 Arrived::Request(request) => hand_on(request, subject)?,
