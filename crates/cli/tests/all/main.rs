@@ -9,6 +9,7 @@ mod chain;
 mod check;
 mod child_signal;
 mod common;
+mod compat;
 mod connections;
 mod disk_full;
 mod files;
