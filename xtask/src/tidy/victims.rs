@@ -2,7 +2,8 @@
 //!
 //! A file or directory in `crates/resource/src/fd`, `state` or `memory` is a kind if it implements a trait whose name
 //! ends in `Kind`, for example `FdKind`. Other files are helpers. The kind `fd/pipe.rs` has the victim
-//! `testkit/victims/fd_pipe.c`.
+//! `testkit/victims/fd_pipe.c`. A table of kinds contains their names, for example `"state/umask"`. Each of them has a
+//! victim.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,7 @@ impl Rule for Victims {
         let kinds: BTreeMap<_, _> = tree
             .rust()
             .filter(|file| implements_kind(file))
-            .filter_map(|file| Some((victim_of(&file.path)?, &file.path)))
+            .flat_map(|file| victims_of(file).into_iter().map(move |victim| (victim, &file.path)))
             .collect();
         for (victim, kind) in kinds {
             match tree.file(&victim) {
@@ -52,12 +53,24 @@ fn implements_kind(file: &SourceFile) -> bool {
     })
 }
 
-/// Returns the path of the victim for the kind in this file. Returns `None` if the file cannot contain a kind.
-fn victim_of(path: &str) -> Option<String> {
-    let (group, rest) = path.strip_prefix(KINDS)?.split_once('/')?;
-    let kind = rest.split('/').next()?;
-    let kind = kind.strip_suffix(".rs").unwrap_or(kind);
-    (GROUPS.contains(&group) && kind != "mod").then(|| format!("testkit/victims/{group}_{kind}.c"))
+/// Returns the paths of the victims for the kinds in this file. Returns nothing if the file cannot contain a kind.
+fn victims_of(file: &SourceFile) -> Vec<String> {
+    let Some((group, rest)) = file.path.strip_prefix(KINDS).and_then(|path| path.split_once('/')) else {
+        return Vec::new();
+    };
+    let own = rest.split('/').next().unwrap_or(rest);
+    let own = own.strip_suffix(".rs").unwrap_or(own);
+    if !GROUPS.contains(&group) || own == "mod" {
+        return Vec::new();
+    }
+    let literals = file.product_tokens().map(|index| file.tokens[index].text.trim_matches('"'));
+    let is_name = |name: &&str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    let mut names: Vec<&str> =
+        literals.filter_map(|text| text.strip_prefix(group)?.strip_prefix('/')).filter(is_name).collect();
+    if names.is_empty() || names.contains(&own) {
+        names = vec![own];
+    }
+    names.iter().map(|name| format!("testkit/victims/{group}_{name}.c")).collect()
 }
 
 #[cfg(test)]
@@ -72,6 +85,17 @@ mod tests {
         let victim = ("testkit/victims/fd_pipe.c", "int main(void) { return 0; }");
         assert!(findings(&Victims, &[("crates/resource/src/fd/pipe.rs", KIND), victim]).is_empty());
         assert!(findings(&Victims, &[("crates/resource/src/fd/pipe/queue.rs", KIND), victim]).is_empty());
+    }
+
+    #[test]
+    fn each_row_of_a_table_has_its_victim() {
+        let table = (
+            "crates/resource/src/state/values.rs",
+            "impl StateKind for Value {}\nconst A: &str = \"state/a\";",
+        );
+        let bad = findings(&Victims, &[table]);
+        assert_eq!(bad, ["crates/resource/src/state/values.rs:1: kind without a victim program"]);
+        assert!(findings(&Victims, &[table, ("testkit/victims/state_a.c", "main(")]).is_empty());
     }
 
     #[test]

@@ -258,7 +258,8 @@ pub struct StateRestore<'a> {
 
 /// A state kind: saves and restores one type of process or thread state.
 pub trait StateKind: Sync {
-    /// Returns the name of this kind in records: `state/` and the name of the file that implements the kind.
+    /// Returns the name of this kind in records: `state/` and the name of the file that implements the kind, or a name
+    /// in a table of kinds.
     fn name(&self) -> &'static str;
 
     /// Returns the version of the payload format that this kind writes. The kind reads this version and all earlier

@@ -7,7 +7,6 @@
 mod capability;
 mod cgroup;
 mod control_terminal;
-mod coredump_filter;
 mod credentials;
 mod cwd;
 mod hold;
@@ -15,10 +14,9 @@ mod itimers;
 mod kind;
 mod limits;
 mod membarrier;
-mod oom_score;
-mod personality;
 mod posix_timers;
 mod prctl;
+mod proc_value;
 mod record_locks;
 pub mod remote_calls;
 mod result_cache;
@@ -34,7 +32,6 @@ mod sigpending;
 mod task_flags;
 mod thread_name;
 mod tid_address;
-mod umask;
 
 use model::{Pid, Tid};
 use sys::task_reader::Field;
@@ -54,7 +51,7 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &robust_list::RobustList,
     &rseq::Rseq,
     &thread_name::ThreadName,
-    &umask::Umask,
+    &proc_value::UMASK,
     &cwd::Cwd,
     // Inside another root directory, a process finds no path of this program.
     &root::Root,
@@ -68,10 +65,10 @@ pub const REGISTRY: &[&dyn StateKind] = &[
     &sigpending::Sigpending,
     &cgroup::Cgroup,
     &limits::Limits,
-    &coredump_filter::CoredumpFilter,
+    &proc_value::COREDUMP_FILTER,
     &control_terminal::ControlTerminal,
-    &personality::Personality,
-    &oom_score::OomScore,
+    &proc_value::PERSONALITY,
+    &proc_value::OOM_SCORE,
     &credentials::Credentials,
     &scheduling::Scheduling,
 ];
