@@ -1,7 +1,7 @@
 //! Addresses of listening sockets and of callers (threads that call connect(2)).
 //!
-//! Owns: the forms of an address in the memory of a program, in a system file (the input of `undying up`) and in a
-//! report. Also owns the check whether a caller reaches a listening socket.
+//! Owns: the forms of an address in the memory of a program, in a system file and in a report. Also owns the check
+//! whether a caller reaches a listening socket.
 //! Invariants: bytes that cannot be parsed result in no address.
 //! Does not: resolve names, or follow paths.
 

@@ -3,7 +3,7 @@
 //! Owns: the held calls and their time limits.
 //! Invariants: there are at most `callers_max` held calls, and at most one for each thread. The user of this module
 //! must answer each call that is removed from the table.
-//! Does not: check whether a provider (the called component) is ready.
+//! Does not: check whether a provider is ready.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,9 +1,6 @@
-//! Manages the channels (listening sockets and waiting callers) of all components (supervised programs) of one
-//! guardian.
+//! Manages the channels of all components of one guardian.
 //!
-//! A seccomp filter in each component reports bind(2), listen(2) and connect(2) to a thread of this crate. A *held
-//! socket* is a duplicate of a listening socket. The duplicate stays open when the program dies. A *held call* is a
-//! connect(2) that waits until the called component is ready. A *caller* is the thread of a held call.
+//! A seccomp filter in each component reports bind(2), listen(2) and connect(2) to a thread of this crate.
 //!
 //! Owns: the public interface and the threads of this crate.
 //! Invariants: for each running program with a filter, a thread of this crate answers the reported calls. If this
@@ -122,9 +119,9 @@ impl Channels {
         self.inner.state().component(component).mark = mark;
     }
 
-    /// Starts a program as the next incarnation (run of the program) of a component. From the first instruction of the
-    /// program, its calls of bind(2), listen(2) and connect(2) are handled. A `Command` can be started only once,
-    /// because the filter stays in the `Command`.
+    /// Starts a program as the next incarnation of a component. From the first instruction of the program, its calls of
+    /// bind(2), listen(2) and connect(2) are handled. A `Command` can be started only once, because the filter stays in
+    /// the `Command`.
     ///
     /// # Errors
     ///

@@ -1,9 +1,5 @@
 //! Describes one component: a supervised program with its listening sockets, its addresses and its phase.
 //!
-//! Each run of the program is an *incarnation*. A *held socket* is a duplicate of a listening socket that stays open
-//! when the program dies. A held socket is *claimed* if the current incarnation has the socket open. A *caller* is a
-//! thread of a component that connects to another component.
-//!
 //! Owns: the phase of a component, its held listening sockets, and its routes (addresses).
 //! Invariants: there are at most `ROUTES_MAX` learned routes and `LISTENERS_MAX` sockets. A socket that is removed from
 //! the list is closed only after the lock of the state has been released.

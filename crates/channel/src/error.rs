@@ -20,7 +20,7 @@ pub enum ChannelError {
         /// The error of the start.
         source: std::io::Error,
     },
-    /// An address in a system file (the input of `undying up`) is not valid.
+    /// An address in a system file is not valid.
     #[error("cannot understand the address `{}`: {why}", Escaped(text))]
     BadAddress {
         /// The address.

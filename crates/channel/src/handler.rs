@@ -1,8 +1,4 @@
-//! Handles each bind(2), listen(2), connect(2) and connecting send of a component (a supervised program).
-//!
-//! A *held socket* is a duplicate of a listening socket that stays open when the program dies. The next incarnation
-//! (run of the program) *claims* the held socket by a bind(2) to its address. A *caller* is a thread whose connect(2)
-//! goes to another component. A *provider* is the called component.
+//! Handles each bind(2), listen(2), connect(2) and connecting send of a component.
 //!
 //! Owns: the hand-over of a held socket at bind(2), the duplicate of a new socket at listen(2), and the hold of a
 //! caller at connect(2).

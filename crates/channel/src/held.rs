@@ -1,7 +1,6 @@
 //! Describes held sockets: duplicates of listening sockets that stay open when the program dies.
 //!
-//! The next incarnation (run of the program) usually binds a new socket to the same address. The held socket then
-//! replaces the new socket. A held socket is *claimed* if the current incarnation has the socket open.
+//! The next incarnation usually binds a new socket to the same address. The held socket then replaces the new socket.
 //!
 //! Owns: the duplicate of one listening socket, and the properties that must be equal in the duplicate and in a new
 //! socket.

@@ -3,7 +3,6 @@
 //! Owns: `ComponentId`.
 //! Does not: store the name of a component in a system file.
 
-/// Identifies a component (a supervised program) of one guardian (the supervising process). The guardian chooses the
-/// numbers.
+/// Identifies a component of one guardian. The guardian chooses the numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ComponentId(pub u32);

@@ -37,8 +37,7 @@ pub struct Limits {
     /// Maximum number of callers that are held at the same time, up to [`HELD_CALLS_MAX`]. Further callers are not
     /// held.
     pub callers_max: usize,
-    /// Time from the start of a new incarnation (run of the program) until sockets that the incarnation has not bound
-    /// again are released.
+    /// Time from the start of a new incarnation until sockets that the incarnation has not bound again are released.
     pub unclaimed: Duration,
     /// Time from the readiness of the incarnation until such sockets are released, if this time ends earlier.
     pub unclaimed_after_ready: Duration,

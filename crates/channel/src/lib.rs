@@ -1,9 +1,9 @@
 //! Preserves the *channels* of a program while the program is dead: its listening sockets, and the connect(2) calls to
 //! them.
 //!
-//! A *component* is a supervised program. The listening sockets of a dead component stay open. A *caller* is a thread
-//! of a component whose connect(2) goes to another component. If the other component does not listen yet, the caller
-//! waits, and is not refused.
+//! A *component* is a supervised program, and an *incarnation* is one run of the program. The listening sockets of a
+//! dead component stay open. A *caller* is a thread of a component whose connect(2) goes to another component, its
+//! *provider*. If the provider does not listen yet, the caller waits, and is not refused.
 //!
 //! Owns: the held sockets, the waiting callers, and the threads that handle bind(2), listen(2) and connect(2) of
 //! components.
@@ -18,12 +18,12 @@
 //!
 //! - listen(2): this process duplicates the socket. The duplicate (the *held socket*) stays open when the program dies,
 //!   and clients queue in its backlog. While the program is dead, the backlog of a TCP socket is net.core.somaxconn.
-//! - bind(2): if the next incarnation (run of the program) binds a socket to the address of a held socket, the held
-//!   socket replaces the new socket. The descriptor number and the close-on-exec flag do not change, and the call
-//!   succeeds. In both sockets, the address, the family, the type, the protocol, IPV6_V6ONLY, the interface, the
-//!   network namespace and the user who has created the socket must be equal. If O_NONBLOCK or one of the options below differs, it is copied to the held
-//!   socket. If several held sockets share an address (SO_REUSEPORT), the first bind(2) receives the socket that began
-//!   to listen first, and so on.
+//! - bind(2): if the next incarnation *claims* a held socket by a bind(2) to its address, the held socket replaces the
+//!   new socket. The descriptor number and the close-on-exec flag do not change, and the call succeeds. In both
+//!   sockets, the address, the family, the type, the protocol, IPV6_V6ONLY, the interface, the network namespace and
+//!   the user who has created the socket must be equal. If O_NONBLOCK or one of the options below differs, it is copied
+//!   to the held socket. If several held sockets share an address (SO_REUSEPORT), the first bind(2) receives the socket
+//!   that began to listen first, and so on.
 //! - connect(2): if the address belongs to another component, and this component does not listen yet, the call is
 //!   *held* (the caller waits in the kernel). The hold ends when the called component is ready or listens, or at a time
 //!   limit ([`Limits`]). The kernel then executes the call. If the caller dies or receives a signal with a handler, the

@@ -1,7 +1,6 @@
 //! Options that a program sets on a socket before bind(2).
 //!
-//! Owns: the list of options that are copied to a held socket when the socket is handed to a program. A held socket is
-//! a listening socket that has outlived its program.
+//! Owns: the list of options that are copied to a held socket when the socket is handed to a program.
 //! Invariants: an option is set only if its value differs. An option that one of the two sockets lacks is not set.
 //! Does not: copy options that affect the address of a socket. Sockets that differ in such options are not handed over.
 

@@ -39,8 +39,7 @@ pub struct HeldListener {
     pub kind: &'static str,
     /// The protection of clients of this address.
     pub level: Level,
-    /// Whether the current incarnation (run of the program) has the socket open. Otherwise connections queue and are
-    /// not served.
+    /// Whether the current incarnation has the socket open. Otherwise connections queue and are not served.
     pub is_taken: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The thread that receives the socket calls of one incarnation (run of a program).
+//! The thread that receives the socket calls of one incarnation.
 //!
 //! Owns: the receipt of calls, and the answer that lets a call continue.
 //! Invariants: every call is answered, held or interrupted. If the handler panics, the call continues.

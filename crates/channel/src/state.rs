@@ -1,4 +1,4 @@
-//! The state of all components of one guardian (the supervising process), behind one lock.
+//! The state of all components of one guardian, behind one lock.
 //!
 //! Owns: the components, the waiting callers, and the sockets that are about to listen.
 //! Invariants: a change that ends the wait of callers also removes these callers from the list, under the same lock.

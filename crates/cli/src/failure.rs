@@ -9,7 +9,7 @@ use guardian::GuardianError;
 
 use crate::print;
 
-/// The failure of a verb (a subcommand of `undying`).
+/// The failure of a verb.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// An error of the crate `guardian`.

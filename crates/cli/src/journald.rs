@@ -54,8 +54,8 @@ impl Journal {
     }
 }
 
-/// Returns the fields of an event: its priority, the name of the system, the name of the subject (a protected process
-/// tree), and each key of its JSON form as `UNDYING_KEY`.
+/// Returns the fields of an event: its priority, the name of the system, the name of the subject, and each key of its
+/// JSON form as `UNDYING_KEY`.
 pub(crate) fn fields(
     (system, subject): (Option<&str>, Option<&str>),
     event: &RunEvent,

@@ -1,4 +1,4 @@
-//! The reports of a guardian (the process that supervises subjects) on standard error or in the journal of systemd.
+//! The reports of a guardian on standard error or in the journal of systemd.
 //!
 //! Owns: the queue of messages, and the thread that writes the messages.
 //! Invariants: a reader that hangs (a terminal after Ctrl-S, a pager, a logger) blocks the thread. It delays the

@@ -1,4 +1,4 @@
-//! The text form of the state of a subject (a protected process tree).
+//! The text form of the state of a subject.
 //!
 //! Owns: the words for states and rates, and the line about an unprotected subject.
 //! Does not: read a status.

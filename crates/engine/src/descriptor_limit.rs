@@ -2,8 +2,7 @@
 //!
 //! Owns: RLIMIT_NOFILE of this process.
 //! Invariants: a program that this process starts after the drop of [`RaisedLimit`] inherits the original limit.
-//! Does not: set the limits of a subject (the protected process tree); the state kind `limits` of the crate
-//! `resource` does.
+//! Does not: set the limits of a subject; the state kind `limits` of the crate `resource` does.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

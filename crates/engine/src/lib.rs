@@ -1,11 +1,14 @@
 //! Checkpoints and restores process trees.
 //!
+//! A *deferred page* is a dirty page that is not yet copied. A *slice* is a short stop that only copies pages, for at
+//! most the pause budget. A *stub* is a stopped thread under construction.
+//!
 //! Owns: the order of the steps of a checkpoint and of a restore, and the records that describe processes and
 //! threads.
-//! Invariants: preflight, the search for obstacles, changes nothing in the subject (the protected process tree). A
-//! checkpoint changes the subject only after preflight has found no obstacle. A failed checkpoint leaves the
-//! subject running and unchanged. A failed restore leaves no process. Kinds of resources, trackers (which find
-//! written pages) and store backends are entries of registries; the engine never names an entry.
+//! Invariants: preflight, the search for obstacles, changes nothing in the subject. A checkpoint changes the subject
+//! only after preflight has found no obstacle. A failed checkpoint leaves the subject running and unchanged. A failed
+//! restore leaves no process. Kinds of resources, trackers (which find written pages) and store backends are entries of
+//! registries; the engine never names an entry.
 //! Does not: decide when a checkpoint is taken, or what happens after the death of a subject; the crate `guardian`
 //! does.
 #![forbid(unsafe_code)]

@@ -1,10 +1,9 @@
-//! Preflight: finds the obstacles, the reasons to refuse a checkpoint. Changes nothing in the subject (the
-//! protected process tree).
+//! Preflight: finds the obstacles, the reasons to refuse a checkpoint. Changes nothing in the subject.
 //!
 //! Owns: the checks that belong to no single kind (namespaces, tracers, dead leaders, sessions), and the text of a
 //! list of obstacles.
 //! Invariants: every obstacle names the process, the reason and a remedy.
-//! Does not: contain the checks of a kind (the code for one sort of kernel object); this module calls each kind.
+//! Does not: contain the checks of a kind; this module calls each kind.
 
 use std::path::PathBuf;
 

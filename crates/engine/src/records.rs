@@ -2,7 +2,7 @@
 //!
 //! Owns: the names, versions and messages of these records.
 //! Invariants: fields are only added. The meaning of a field never changes within a version.
-//! Does not: contain the data of a kind (the code for one sort of kernel object); each kind has its own records.
+//! Does not: contain the data of a kind; each kind has its own records.
 
 use image::{Owner, Record, RecordSet, SpaceId};
 use prost::Message;

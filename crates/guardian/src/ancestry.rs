@@ -1,8 +1,6 @@
 //! Refusal of processes that must not be stopped: kernel threads, trees that contain this process, and guarded
 //! subjects.
 //!
-//! A subject is a process tree that a guardian (`undying run` or `undying up`) protects.
-//!
 //! Owns: these refusals, the ancestors of a process, and the search for a guardian by the lock file that the guardian
 //! holds open.
 //! Invariants: only reads. A lock file counts only if the status file beside it names the holding process as a living

@@ -1,8 +1,5 @@
 //! Defines the error type of this crate.
 //!
-//! A subject is a protected process tree, and its guardian is the process that protects the subject. A system is a
-//! group of subjects that one system file describes. These subjects are the components of the system.
-//!
 //! Owns: the errors of commands, and their messages.
 //! Does not: choose exit codes and advice; `exit` does.
 
@@ -46,8 +43,7 @@ pub enum GuardianError {
         "files cannot be rolled back with the program: {why}\nhelp: run it without `--files`, or with another policy (`undying run --help`); `undying doctor` shows what is missing"
     )]
     NoRewind { why: String },
-    /// Files cannot be rolled back to the checkpoint, because the undo log (the record of old file contents) does not
-    /// reach it.
+    /// Files cannot be rolled back to the checkpoint, because the undo log does not reach it.
     /// Row: files-not-reached
     #[error(
         "files cannot be rolled back to {image}: {why}\nhelp: {others}; `--files refuse` compares those that were open, `--files keep` restores over them as they are",

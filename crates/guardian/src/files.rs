@@ -1,7 +1,5 @@
 //! Regular files that a subject writes, as `status` and the messages of `run` report them.
 //!
-//! A subject is a protected process tree.
-//!
 //! Owns: the effect of these files on a restart, the wording of this effect, and the last checkpoint that recorded each
 //! file.
 //! Does not: compare files; `engine` does during a restore.
@@ -49,7 +47,7 @@ pub struct FilesReport {
     /// Size of the undo log in bytes.
     #[serde(default)]
     pub undo_bytes: u64,
-    /// Fraction of the last epoch (the time between two checkpoints) that was spent on keeping old file contents.
+    /// Fraction of the last epoch that was spent on keeping old file contents.
     #[serde(default)]
     pub cost: f64,
     /// Minimum time between two checkpoints with file rollback, in microseconds. The limit on `cost` determines this

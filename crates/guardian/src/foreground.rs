@@ -1,4 +1,4 @@
-//! Gives the terminal to a restored subject (a protected process tree), and takes the terminal back.
+//! Gives the terminal to a restored subject, and takes the terminal back.
 //!
 //! A terminal has one process group in the foreground, and this group has the terminal. A job is a process group that a
 //! shell has started; this job is the process group of this program. The restored subject has another process group.

@@ -1,4 +1,4 @@
-//! Lists, shows, verifies and prunes images. An image is a directory that contains one complete checkpoint.
+//! Lists, shows, verifies and prunes images.
 //!
 //! Owns: the output of `ls`, `show`, `verify` and `prune`.
 //! Invariants: only `prune` changes the store.

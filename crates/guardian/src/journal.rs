@@ -1,15 +1,14 @@
 //! The journal of a subject consists of files beside the images of the subject. The files contain the status and the
 //! events of the subject.
 //!
-//! A subject is a protected process tree. The guard (the code that controls the subject) submits the status and the
-//! events.
+//! The guard submits the status and the events.
 //!
 //! Owns: the thread that writes these files, the times of the writes, the two event files, and reading the events in
 //! order.
 //! Invariants: only the journal thread waits for the disk; its queue is bounded. The status is written at most every
 //! 200 ms, and immediately after an event. A status and events that could not be written are tried again. An event
-//! reports the number of dropped events. Checkpoint events have a separate file, so that they never displace the event of
-//! a death. A truncated line is skipped. Only the owner may read the files.
+//! reports the number of dropped events. Checkpoint events have a separate file, so that they never displace the event
+//! of a death. A truncated line is skipped. Only the owner may read the files.
 //! Does not: make the text of events, know the form of the status, or protect the newest lines from a power cut. A
 //! restore does not need these lines.
 

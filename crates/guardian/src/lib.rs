@@ -1,7 +1,9 @@
 //! The library behind the commands of `undying`: each command calls functions of this crate.
 //!
-//! A subject is a protected process tree. A guardian is the process of `undying run` or `undying up`, which checkpoints
-//! subjects, and restarts a subject after a death.
+//! A subject is a protected process tree, and its *root* is the first process. A guardian is the process of `undying
+//! run` or `undying up`, which checkpoints subjects, and restarts a subject after a death. The *guard* is the code that
+//! controls one subject. A *component* is a subject of a system. An *incarnation* is a subject from one start or
+//! restore to its next death.
 //!
 //! Owns: the event loop of `run` and `up`, the reaction to a death, and the plain values that commands print.
 //! Invariants: the guardian may be killed at any instant, and the subject then continues. Only one thread of the

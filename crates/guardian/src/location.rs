@@ -1,7 +1,5 @@
 //! The directory of the store, and the image that an IMAGE argument names.
 //!
-//! The store is the directory that contains the checkpoints of all subjects.
-//!
 //! Owns: the default directory of the store, and opening the store on demand.
 //! Invariants: a command that only reads never creates a store.
 //! Does not: know the layout of the store; the crate `store` does.

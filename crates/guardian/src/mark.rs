@@ -1,6 +1,6 @@
-//! The mark of the processes of one subject (a protected process tree): the value of `UNDYING_SOCKET` in their
-//! environment. The mark of a component stays the same over all its runs, so that an old status file still names the mark.
-//! A mark finds processes whose guardian has died, for example before it could write the status on a full disk.
+//! The mark of the processes of one subject: the value of `UNDYING_SOCKET` in their environment. The mark of a
+//! component stays the same over all its runs, so that an old status file still names the mark. A mark finds processes
+//! whose guardian has died, for example before it could write the status on a full disk.
 //!
 //! Owns: the names of the variables, and the search for processes with a mark.
 //! Does not: find a process that has overwritten its environment.
@@ -47,9 +47,9 @@ pub(crate) fn recognised(mark: &str, root: Option<Pid>) -> Vec<Pid> {
     procfs::processes().unwrap_or_default().into_iter().filter(is_ours).collect()
 }
 
-/// Returns the root (the first process) among the living processes with the mark of a component. The root of a component
-/// leads a session, and its parent does not have the mark. Returns `None` if several processes meet these conditions: a
-/// process that could be another member of the tree is not returned.
+/// Returns the root among the living processes with the mark of a component. The root of a component leads a session,
+/// and its parent does not have the mark. Returns `None` if several processes meet these conditions: a process that
+/// could be another member of the tree is not returned.
 pub(crate) fn root_with(mark: &str) -> Option<ProcessKey> {
     let marked: HashSet<Pid> = recognised(mark, None).into_iter().collect();
     let stats = marked.iter().filter_map(|pid| procfs::stat(*pid).ok()).filter(|stat| !stat.is_zombie());

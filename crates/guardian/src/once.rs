@@ -1,8 +1,8 @@
 //! Takes one checkpoint or makes one restore, for the commands `checkpoint` and `restore`. After a restore, this
 //! process can stay as the parent of the restored tree.
 //!
-//! Owns: where an image is written, and the duties of the parent. The parent passes signals on to the root (the first
-//! process of the tree), and exits with the exit status of the root.
+//! Owns: where an image is written, and the duties of the parent. The parent passes signals on to the root, and exits
+//! with the exit status of the root.
 //! Does not: restart a tree; `run` does.
 
 use std::cell::OnceCell;

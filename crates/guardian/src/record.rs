@@ -1,8 +1,7 @@
 //! The file `status.json` beside the checkpoints of a subject contains the status of the subject.
 //!
-//! A subject is a protected process tree, and its guardian is the process that protects the subject. The guardian
-//! writes the file, and the command `status` reads the file. Therefore `status` works even after the guardian has
-//! ended.
+//! The guardian writes the file, and the command `status` reads the file. Therefore `status` works even after the
+//! guardian has ended.
 //!
 //! Owns: the form of `status.json`, and the test whether the file is stale.
 //! Invariants: a reader never sees a partial file, and a failed write leaves no partial file. A file that another user
@@ -44,7 +43,7 @@ pub struct ProcessName {
     pub start: u64,
 }
 
-/// The end of an incarnation. An incarnation of a subject lasts from a start or restore to the next death.
+/// The end of an incarnation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys of the contract")]
 pub struct Death {

@@ -1,4 +1,4 @@
-//! Receives the signals to this process. Nearly all signals are meant for the subject (a protected process tree).
+//! Receives the signals to this process. Nearly all signals are meant for the subject.
 //!
 //! Owns: the set of signals that are blocked and read from a descriptor, and the request that each signal means.
 //! Invariants: a signal that was ignored at the start of this process has no effect. A signal that the terminal has

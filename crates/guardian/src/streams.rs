@@ -1,8 +1,6 @@
 //! Records the open files that a subject shares with this process. The files are shared, because this process and the
 //! subject have inherited the same descriptors.
 //!
-//! A subject is a protected process tree.
-//!
 //! Owns: the identity of these files for a checkpoint, and duplicates of their descriptors for a restore.
 //! Invariants: the files are recorded before this process opens a file itself. The duplicates are closed on exec, so
 //! that no subject inherits them. No inherited descriptor is changed.

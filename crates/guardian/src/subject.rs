@@ -1,6 +1,6 @@
 //! The root processes of a subject, observed from outside: whether they live, and how they ended.
 //!
-//! A subject is a protected process tree. The subject of a group of components has several trees, and dies when one
+//! The subject of a group of components has several trees, and dies when one
 //! of its roots dies.
 //!
 //! Owns: the pidfd of each root process, and reading the exit status without reaping the process.

@@ -1,4 +1,4 @@
-//! Uses the undo log of a subject (a protected process tree) for `restore`, `ls`, `show`, `files` and `prune`.
+//! Uses the undo log of a subject for `restore`, `ls`, `show`, `files` and `prune`.
 //!
 //! The undo log records the old contents of files, so that files can be rolled back to a checkpoint. A rollback can
 //! move a file, or the end of a file, to another directory. Such a moved file or end is called a part.

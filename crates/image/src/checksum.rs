@@ -1,7 +1,5 @@
 //! CRC-32C (Castagnoli), and the combination of page checksums into extent checksums.
 //!
-//! An extent is a sequence of consecutive pages with one checksum (`page_index`).
-//!
 //! Owns: the polynomial and the tables that shift a CRC by one page.
 //! Invariants: `PageChecksum::join` over pages equals `Checksum::of` over the concatenated pages. An extent can
 //! therefore be split at a page boundary without reading its bytes again.

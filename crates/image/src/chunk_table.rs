@@ -1,8 +1,7 @@
 //! Encodes and decodes the *chunk table* of a compressed segment: the position of each chunk in the segment file.
 //!
-//! A *segment* is a file with the content of pages. A compressed segment is cut into *chunks*, and each chunk is
-//! compressed separately. The *stored* bytes of a chunk are its bytes in the file. The *expanded* bytes are its bytes
-//! after decompression.
+//! A compressed segment is cut into *chunks*, and each chunk is compressed separately. The *stored* bytes of a chunk
+//! are its bytes in the file. The *expanded* bytes are its bytes after decompression.
 //!
 //! Owns: `ChunkTable`, its rules and its encoding.
 //! Invariants: all chunks except the last have the same expanded length. The last chunk has at least one expanded byte.

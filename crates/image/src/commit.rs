@@ -1,7 +1,7 @@
 //! Encodes and decodes the *commit record*: the properties of an image, and the list of its files.
 //!
-//! An image is a directory with one checkpoint. The record file of an image contains kernel state. The page index
-//! contains the location of every page, and the segment files contain the pages.
+//! The record file of an image contains kernel state. The page index contains the location of every page, and the
+//! segment files contain the pages.
 //!
 //! Owns: `Commit` and its file.
 //! Invariants: the commit record is written last and names all other files of the image. The commit record contains the
@@ -37,7 +37,7 @@ pub struct Timings {
     pub stop: Duration,
     /// The duration of the scan for dirty pages in the pause.
     pub scan: Duration,
-    /// The duration of copying the residual (the pages that are copied in the pause).
+    /// The duration of copying the residual.
     pub copy: Duration,
 }
 
@@ -85,7 +85,7 @@ pub struct Packing {
 /// The commit record of one image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Commit {
-    /// The sequence number of the checkpoint, among all checkpoints of the subject (the protected program).
+    /// The sequence number of the checkpoint, among all checkpoints of the subject.
     pub sequence: Sequence,
     /// The time when the subject was stopped, in nanosecond resolution.
     pub time: SystemTime,

@@ -1,6 +1,10 @@
 //! The byte format of an image: records, the page index and the commit record.
 //!
-//! An image is the on-disk form of one checkpoint. A log contains the checkpoints of a continuously protected program.
+//! An image is the on-disk form of one checkpoint. A *log* contains the checkpoints of a continuously protected
+//! program, and consists of segment files. A *segment* is a file with the content of pages. A *space* ([`SpaceId`]) is
+//! an address space or a shared memory object. A *zero page* contains only zeros, and its content is not stored. An
+//! *extent* is a sequence of consecutive pages of one space with one checksum; a *run* is such a sequence in a log. A
+//! *slot* is a block of a log that names a commit, which makes one checkpoint valid.
 //!
 //! Owns: the on-disk format (`docs/format.md`), its checksums, its versions and its bounds checks.
 //! Invariants: a decoder verifies magic, checksum and version before it decodes anything. No input makes a decoder

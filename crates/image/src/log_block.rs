@@ -1,8 +1,5 @@
 //! The blocks at the beginning of a log segment: the segment's header, and slots that name the newest commits.
 //!
-//! A log contains the checkpoints of one subject (a protected program), and consists of segment files. A commit makes
-//! one checkpoint valid. A slot is a block that names a commit.
-//!
 //! Owns: `LogHeader`, `LogSlot`, and their encoding in one block each.
 //! Invariants: a block is used only if its checksum is correct. A slot names its log and its segment, so that a copied
 //! or stale slot is never used for another log or segment.

@@ -1,8 +1,5 @@
-//! Encodes and decodes log parts. A *log* contains the checkpoints of one subject (a protected program). A *part*
-//! contains the changes between two checkpoints: dropped pages, new pages, and records.
-//!
-//! A *space* ([`SpaceId`]) is an address space or a shared memory object. A *run* is a sequence of consecutive pages of
-//! one space. A *zero page* contains only zeros. The content of zero pages is not stored.
+//! Encodes and decodes log parts. A *part* contains the changes between two checkpoints: dropped pages, new pages, and
+//! records.
 //!
 //! Owns: `LogPartEncoder`, `LogPart`, and the compact encoding of runs.
 //! Invariants: dropped ranges are sorted by space and start, and do not overlap each other. Runs are also sorted, and

@@ -1,7 +1,5 @@
 //! Positions of bytes in a log: segments, blocks, and blobs that may span segments.
 //!
-//! A log contains the checkpoints of one program, and consists of segment files.
-//!
 //! Owns: `LogSegment`, `LogPlace`, `Blob` and the protobuf message of `Blob`.
 //! Invariants: segment numbers of one log rise and are never reused. A place therefore always means the same bytes.
 //! Does not: read or write segments.

@@ -1,9 +1,6 @@
 //! The root of a checkpoint in a log: its commit record, the places of its index and records, and older kept
 //! checkpoints.
 //!
-//! A log contains the checkpoints of one subject (a protected program), and consists of segment files. A part is a
-//! delta of the page index and the records ([`LogPart`](crate::LogPart)).
-//!
 //! Owns: `LogRoot` and its encoding.
 //! Invariants: a root names all parts and all segments that a restore of its checkpoint reads. A restore never has to
 //! read an older root.

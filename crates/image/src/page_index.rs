@@ -1,8 +1,6 @@
-//! Encodes and decodes the *page index* of an image (a directory with one checkpoint): the location of every page.
+//! Encodes and decodes the *page index* of an image: the location of every page.
 //!
-//! A *segment* is a file of the image with the content of pages. A *space* ([`SpaceId`]) is an address space or a
-//! shared memory object. A *zero page* contains only zeros, and its content is not stored. An *extent* is a sequence of
-//! consecutive pages of one space. Its pages are all zero pages, or are stored consecutively in one segment.
+//! The pages of an extent are all zero pages, or are stored consecutively in one segment.
 //!
 //! Owns: `Extent`, and the order and encoding of extents.
 //! Invariants: extents are sorted by space and start, do not overlap, and begin and end on page boundaries. A stored

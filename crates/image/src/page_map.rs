@@ -1,8 +1,5 @@
 //! The map of the latest copy of every page, built while an image is being written.
 //!
-//! A run is a sequence of consecutive pages with one source. A segment is a file of an image with the content of pages.
-//! A space ([`SpaceId`]) is an address space or a shared memory object.
-//!
 //! Owns: the rule that a later copy of a page supersedes an earlier copy. Splitting and joining of runs: the checksums
 //! of single pages are combined, so that no page is read again.
 //! Invariants: runs never overlap. The result of `index` satisfies every rule of `PageIndex`.

@@ -1,8 +1,5 @@
 //! A record: one piece of a subject's state, with its kind, its owner and its encoded bytes.
 //!
-//! A subject is a protected program. A kind is a type of saved object, for example a pipe, with one module in
-//! `resource`.
-//!
 //! Owns: `Record`, `Owner` and their protobuf messages.
 //! Invariants: this module never interprets the payload. The module of the kind encodes and decodes the payload.
 //! Does not: list the kinds. A new kind needs no change in this module.

@@ -1,7 +1,5 @@
 //! The records of one image in insertion order, and the file that contains these records.
 //!
-//! A record is one piece of a program's saved state ([`Record`]).
-//!
 //! Owns: the framing of records, the lookup by kind and owner, and the list of records that were not taken.
 //! Invariants: every record carries its own checksum. A decoded set equals the encoded set, in the same order.
 //! Does not: interpret a payload.

@@ -1,4 +1,4 @@
-//! Addresses, ranges and sizes of a subject's memory. A subject is a protected program.
+//! Addresses, ranges and sizes of a subject's memory.
 //!
 //! Owns: arithmetic on addresses, ranges and sizes, and rounding to pages.
 //! Does not: check whether an address is mapped.

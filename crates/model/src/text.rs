@@ -10,9 +10,9 @@ use std::fmt::{self, Write as _};
 
 /// Displays a text with its control characters escaped: `\n`, `\t`, `\u{1b}`.
 ///
-/// The subject (the protected program) chooses names of files and programs. If such a name is printed unescaped, an
-/// escape sequence or a line break in the name can forge lines of a terminal or a log. Escaped are C0, DEL and C1
-/// controls, line and paragraph separators, and the controls of bidirectional text (Unicode 16, chapter 23.2, and UAX
+/// The subject chooses names of files and programs. If such a name is printed unescaped, an escape sequence or a line
+/// break in the name can forge lines of a terminal or a log. Escaped are C0, DEL and C1 controls, line and paragraph
+/// separators, and the controls of bidirectional text (Unicode 16, chapter 23.2, and UAX
 /// #9).
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(pub &'a str);

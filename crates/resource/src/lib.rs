@@ -1,4 +1,6 @@
-//! Saves and restores kernel objects. A kind is the code for one type of kernel object, in a file of its own.
+//! Saves and restores kernel objects. A kind is the code for one type of kernel object, in a file of its own: a
+//! *descriptor kind* for open file descriptions (short: *descriptions*), a *state kind* for state of processes and
+//! threads, a *memory kind* for mappings. The *restorer* is the process that restores.
 //!
 //! Owns: the interfaces and the registries of descriptor kinds, state kinds and memory kinds.
 //! Invariants: each kind has steps *before*, *inside* and *after* the pause, in which all threads of the program are

@@ -1,7 +1,7 @@
 //! Obstacles to a checkpoint, reported before the program is stopped or changed.
 //!
 //! Owns: the fields of one obstacle. `preflight --json` prints these fields.
-//! Does not: find obstacles. The kinds (the code for each type of kernel object) find obstacles.
+//! Does not: find obstacles. The kinds find obstacles.
 
 use model::Pid;
 

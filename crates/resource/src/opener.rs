@@ -1,18 +1,16 @@
 //! Opens files by recorded paths during a restore.
 //!
-//! The *restorer* (the restoring process) can have more rights than the restored program. At a recorded path, there
-//! may now be a file that the program had no right to open. The *holders* of a file are the processes of the program
-//! that had the file open at the checkpoint. The *identity* of a file is its device, inode, type and birth time. A
-//! file with the recorded identity is opened with the rights of the restorer, because the holders had this file open.
-//! A file with another identity is opened with the rights of the holders. A restore thus gives the program no
-//! additional right.
+//! The *restorer* can have more rights than the restored program. At a recorded path, there may now be a file that the
+//! program had no right to open. The *holders* of a file are the processes of the program that had the file open at the
+//! checkpoint. The *identity* of a file is its device, inode, type and birth time. A file with the recorded identity is
+//! opened with the rights of the restorer, because the holders had this file open. A file with another identity is
+//! opened with the rights of the holders. A restore thus gives the program no additional right.
 //!
 //! Owns: the choice of the rights with which a recorded path is opened.
 //! Invariants: no symbolic link is followed, because a recorded path contains no symbolic link. A path is resolved to
 //! an O_PATH descriptor. The descriptor is inspected, and then the same descriptor is reopened. So no other file can
 //! be opened than the inspected file.
-//! Does not: decide whether a file with another identity is acceptable. Each kind (the code for one type of kernel
-//! object) decides this.
+//! Does not: decide whether a file with another identity is acceptable. Each kind decides this.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;

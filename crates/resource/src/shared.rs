@@ -1,4 +1,4 @@
-//! Objects that several kinds share in one restore. A kind is the code for one type of kernel object.
+//! Objects that several kinds share in one restore.
 //!
 //! Owns: the shared objects. The caller passes the objects from kind to kind.
 //! Invariants: [`Shared`] exists until all processes are complete. On drop, the names of the created files and queues

@@ -1,6 +1,6 @@
 //! A buffer that is being filled with pages, and the list of these pages.
 //!
-//! Owns: `PageBatch`, and the order of its pieces (ranges of consecutive pages) in the buffer.
+//! Owns: `PageBatch`, and the order of its pieces in the buffer.
 //! Invariants: pieces are contiguous in the buffer, in the order in which they were pushed.
 //! Does not: copy or hash pages.
 

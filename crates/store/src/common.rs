@@ -1,5 +1,4 @@
 //! Finds the pages that two address spaces of an image have in common: pages at the same address with the same content.
-//! A space ([`SpaceId`]) is an address space. An extent is a sequence of consecutive pages with one checksum.
 //!
 //! Owns: the comparison of two spaces by the places and checksums of their pages.
 //! Invariants: pages at the same place of a segment have the same content. Pages with the same checksum can differ.

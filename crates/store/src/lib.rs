@@ -1,4 +1,7 @@
-//! The store: the directory that contains the checkpoints of all subjects (protected process trees).
+//! The store: the directory that contains the checkpoints of all subjects.
+//!
+//! For the writer of a log, an *epoch* is a checkpoint in progress, and a *ticket* is the future result of an epoch.
+//! The *root* describes a checkpoint, and a *slot* is the block that publishes a root.
 //!
 //! Owns: writing, publishing, finding, reading, verifying and pruning images; the registry of backends. An image is one
 //! complete checkpoint; a backend stores files.

@@ -1,11 +1,11 @@
-//! The page buffers that one writer uses. A copier (a thread that copies pages of a subject) takes an empty buffer and
-//! fills it. A writer writes the buffer to the device, and returns it to the stock of free buffers. For a pause, copiers
-//! take additional buffers: the *reserve*. If the reserve is too small, copiers take *spare* buffers.
+//! The page buffers that one writer uses. A copier takes an empty buffer and fills it. A writer writes the buffer to
+//! the device, and returns it to the stock of free buffers. For a pause, copiers take additional buffers: the
+//! *reserve*. If the reserve is too small, copiers take *spare* buffers.
 //!
-//! Owns: the number of buffers in use; the wait for a buffer, and its time limit; the failure of all waits after a writer
-//! has failed.
-//! Invariants: the number of buffers in use is at most the sum of the pool's limit, the reserve and the spare buffers. A
-//! new reserve is granted only when at most `limit` buffers are in use. After a failure, no caller waits.
+//! Owns: the number of buffers in use; the wait for a buffer, and its time limit; the failure of all waits after a
+//! writer has failed.
+//! Invariants: the number of buffers in use is at most the sum of the pool's limit, the reserve and the spare buffers.
+//! A new reserve is granted only when at most `limit` buffers are in use. After a failure, no caller waits.
 //! Does not: keep free buffers, except those for callers that wait while the subject is stopped; clear a buffer between
 //! two uses.
 

@@ -1,8 +1,7 @@
 //! Writes pages to places that no page uses any more, so that wasted copies need no space.
 //!
-//! Pre-copy copies pages while the subject (the protected program) runs. A page that the subject changes meanwhile is
-//! copied again. Until the checkpoint is complete, nothing refers to the earlier copy, and its place can be used again.
-//! A place is a page of a segment file.
+//! A page that the subject changes during pre-copy is copied again. Until the checkpoint is complete, nothing refers to
+//! the earlier copy, and its place can be used again. A place is a page of a segment file.
 //!
 //! Owns: the unused places of a checkpoint that is being written; the choice between appending a page and writing it to
 //! an unused place.

@@ -1,4 +1,4 @@
-//! Writes the file of a segment (a sequence of pages), either uncompressed or compressed in chunks.
+//! Writes the file of a segment, either uncompressed or compressed in chunks.
 //!
 //! Owns: dividing pages into chunks, distributing the chunks among threads, collecting the compressed bytes in buffers.
 //! Invariants: the file contains the chunks in the order of their pages, without gaps, and nothing after the last

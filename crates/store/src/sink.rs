@@ -25,7 +25,7 @@ pub enum Base {
     Newest,
 }
 
-/// Receives the checkpoints of one subject (a protected process tree) in sequence.
+/// Receives the checkpoints of one subject in sequence.
 pub trait CheckpointSink {
     /// Begins a checkpoint. Returns `None` if the sink has too many unfinished checkpoints.
     ///

@@ -1,7 +1,5 @@
 //! The back-off: the waiting time before a restart of a program that dies repeatedly.
 //!
-//! An incarnation of a program lasts from a start or restore to the next death.
-//!
 //! Owns: the parameters and the state of the back-off, and its jitter.
 //! Invariants: no wait is longer than `BackOffPlan::longest`. All randomness comes from the seed of the plan.
 //! Does not: wait, or count restarts; `restarts` counts restarts.

@@ -1,7 +1,7 @@
 //! Faults of a running program.
 //!
 //! Owns: the faults that checks of the guardian find, the texts of these faults, and which faults count against the
-//! program itself. The guardian is the process that supervises the program.
+//! program itself.
 //! Does not: find a fault, or decide about the consequences. The guardian finds faults, and the module `subject`
 //! decides about the consequences.
 

@@ -1,8 +1,10 @@
 //! State machines for the supervision of a subject and of a system, and the description of a system.
 //!
-//! A subject is a protected program (a process tree). A system is a group of subjects that are described by one file,
-//! `system.toml`; its subjects are called components. An incarnation of a subject lasts from a start or restore to the
-//! next death.
+//! A subject is a protected program (a process tree). Its *root* is its first process. A system is a group of subjects
+//! that are described by one file, `system.toml`; its subjects are called components. An *incarnation* of a subject
+//! lasts from a start, adoption or restore to the next death. An *adopted* program was already running when the
+//! guardian began to supervise the program. A *run* is a sequence of incarnations, and ends when no further incarnation
+//! follows. A checkpoint *in flight* was taken, and is not yet durable.
 //!
 //! Owns: when a checkpoint is due, the consequences of a death, the checkpoint that a restart uses, and when restarts
 //! end. For a system: the start and end order of components, the consequences of a give-up, and the keys of

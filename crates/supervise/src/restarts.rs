@@ -1,4 +1,4 @@
-//! The limit on restarts of a subject (a protected program).
+//! The limit on restarts of a subject.
 //!
 //! Owns: the count of restarts within a sliding window.
 //! Invariants: no window contains more restarts than the limit.

@@ -1,4 +1,4 @@
-//! The exit status of a subject (a protected program), the policy for restarts, and the policy for changed files.
+//! The exit status of a subject, the policy for restarts, and the policy for changed files.
 //!
 //! Owns: the typed result of wait(2), the exit code for this result, the ends that count as success, the policies, and
 //! the names of the policies on the command line.

@@ -1,7 +1,5 @@
 //! The checkpoints that a restart does not use.
 //!
-//! An incarnation of a program lasts from a start or restore to the next death.
-//!
 //! Owns: the deaths that are evidence against a checkpoint, and the checkpoints that cannot be restored.
 //! Invariants: if a checkpoint is avoided, all checkpoints that descend from it are avoided, too.
 //! Does not: know which checkpoints exist.

@@ -4,8 +4,7 @@
 //! [`raise_limit`].
 //! Invariants: no additional descriptor stays open. Programs that are started with [`start_with_first_limit`]
 //! inherit the limit that this process had at its start.
-//! Does not: set the limits of a subject (the protected process tree); the state kind `limits` of the crate
-//! `resource` does.
+//! Does not: set the limits of a subject; the state kind `limits` of the crate `resource` does.
 //!
 //! When the table of a process with several threads grows, the kernel waits 5 to 8 ms for a grace period of RCU.
 //! Each thread that opens a descriptor meanwhile also waits, even a tracer whose tracees are stopped.
@@ -26,8 +25,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::error::{Error, Result};
 
-/// Number of descriptors of a guardian (a supervising process) with a hundred subjects (protected programs), at 34
-/// descriptors each. A table of this size takes 32 KiB.
+/// Number of descriptors of a guardian with a hundred subjects (protected programs), at 34 descriptors each. A table of
+/// this size takes 32 KiB.
 const DESCRIPTORS: u64 = 4096;
 
 /// The limit before [`raise_limit`].

@@ -8,7 +8,7 @@
 //! Invariants: a registration does not change the descriptor table of the caller. A member stays registered
 //! as long as the open file descriptions of the set and of the target exist. The fd of the registration may
 //! be closed before.
-//! Does not: know which fds the subject (the protected process tree) used.
+//! Does not: know which fds the subject used.
 //!
 //! Man page: epoll_ctl(2), unshare(2), kcmp(2)
 //! Since: Linux 4.13 (KCMP_EPOLL_TFD)

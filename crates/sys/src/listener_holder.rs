@@ -1,10 +1,10 @@
 //! The listener holders: two child processes that let the calls of a subject continue if the guardian dies.
 //!
-//! The *subject* is a watched program. A seccomp filter reports some system calls of the subject, and each
-//! reported call waits for an answer. The *listener* is the descriptor of the filter. The *guardian* is the
-//! process that receives the reported calls from the listener, and answers them. A *held call* was received,
-//! and stays unanswered while the guardian receives other calls. Each holder has a duplicate of each listener. If
-//! the last duplicate of a listener is closed, the calls of the subject fail with ENOSYS.
+//! A seccomp filter reports some system calls of the subject, and each reported call waits for an answer. The
+//! *listener* is the descriptor of the filter. The *guardian* is the process that receives the reported calls from the
+//! listener, and answers them. A *held call* was received, and stays unanswered while the guardian receives other
+//! calls. Each holder has a duplicate of each listener. If the last duplicate of a listener is closed, the calls of the
+//! subject fail with ENOSYS.
 //!
 //! Owns: the holders, and their replacement: a thread waits for the death of a holder, and creates a new holder.
 //! The new holder receives duplicates of all listeners.

@@ -1,5 +1,4 @@
-//! Page-aligned memory of this process, for copies of subjects' pages and for direct I/O. A subject is a
-//! checkpointed program.
+//! Page-aligned memory of this process, for copies of subjects' pages and for direct I/O.
 //!
 //! Owns: `PageBuffer`, its mapping, and the madvise(2) advice for the mapping.
 //! Invariants: a buffer begins on a page boundary and is a whole number of pages. All its pages are resident

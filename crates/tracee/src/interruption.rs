@@ -8,11 +8,10 @@
 //! Does not: know the remaining time of a resumed call, which only the kernel knows. Handle timeouts that the
 //! kernel itself continues (sleeps, poll, futex).
 //!
-//! If a stop interrupts a sleep, poll or futex wait with a timeout, the kernel resumes the call as
-//! restart_syscall(2). The registers of the thread then contain the number of restart_syscall(2) instead of
-//! the original number. A restore must start the original call again. A restore frame (a signal frame with
-//! the context of the thread) must do this, too. Therefore this module infers the original number from the
-//! code and the arguments.
+//! If a stop interrupts a sleep, poll or futex wait with a timeout, the kernel resumes the call as restart_syscall(2).
+//! The registers of the thread then contain the number of restart_syscall(2) instead of the original number. A restore
+//! must start the original call again. A restore frame must do this, too. Therefore this module infers the original
+//! number from the code and the arguments.
 //!
 //! Some other calls with a timeout, for example epoll_wait(2), end with EINTR at each stop. The kernel does
 //! not report how long the call has waited, so the thread makes the call again with the whole timeout. This

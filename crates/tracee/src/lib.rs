@@ -1,5 +1,11 @@
 //! Stops other processes and controls them from outside.
 //!
+//! A *remote call* is a system call that a stopped thread executes for this program. A *gadget* is an instruction
+//! sequence in the code of the subject. A *restore frame* is a signal frame with the original context of the thread.
+//! The *restore path* is the sequence of returns that ends with an rt_sigreturn(2) on the restore frame. A *deferred
+//! close* is a call of close(2) on the restore path. A *stub* is a new, stopped thread whose whole state the tracer
+//! sets. A *leader* is the first thread of a process.
+//!
 //! Owns: ptrace with typestate, remote system calls with a restore frame, remote memory, and the search for
 //! the processes of a tree.
 //! Invariants: a stopped thread and a running thread are different types. A remote system call changes

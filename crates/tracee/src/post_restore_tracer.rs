@@ -133,8 +133,8 @@ impl PostRestoreTracer {
         self.await_change(TICK)
     }
 
-    /// Detaches every thread as soon as the thread is stopped. If a leader (the first thread of a process)
-    /// has ended before the other threads, this function waits until the whole process has ended.
+    /// Detaches every thread as soon as the thread is stopped. If a leader has ended before the other threads, this
+    /// function waits until the whole process has ended.
     ///
     /// # Errors
     ///

@@ -2,9 +2,8 @@
 //! sets.
 //!
 //! Owns: the processes and threads that a restore builds, until they are detached.
-//! Invariants: the kernel kills every stub when this program ends, so an incomplete process never runs.
-//! Therefore a stub needs no restore frame (a signal frame with which a thread restores itself after the
-//! death of the tracer). Calls use a `syscall` instruction that is mapped in the stub. Single-stepping or
+//! Invariants: the kernel kills every stub when this program ends, so an incomplete process never runs. Therefore a
+//! stub needs no restore frame. Calls use a `syscall` instruction that is mapped in the stub. Single-stepping or
 //! syscall stops show the end of a call.
 //! Does not: know what is being restored.
 

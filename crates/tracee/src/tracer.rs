@@ -1,7 +1,7 @@
 //! Waits for the tracees of one OS thread, and reaps tracees that have ended.
 //!
-//! ptrace(2) attaches a tracee to one OS thread, its *tracer*. This module stores the state of each tracer in
-//! a thread-local variable. A *leader* is the first thread of a process. Its tid is the pid of the process.
+//! ptrace(2) attaches a tracee to one OS thread, its *tracer*. This module stores the state of each tracer in a
+//! thread-local variable.
 //!
 //! Owns: every wait with a deadline, the list of threads that must be reaped, and the record of interrupted
 //! calls.

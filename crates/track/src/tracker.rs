@@ -1,7 +1,7 @@
 //! Defines the interface of every *tracker*: the code that finds the pages of a process that have changed.
 //!
-//! The pages that a scan finds are *dirty*. A scan *begins a new round* if it marks the found pages as
-//! unchanged. The next scan then finds only pages that change after this scan.
+//! A scan *begins a new round* if it marks the found pages as unchanged. The next scan then finds only pages that
+//! change after this scan.
 //!
 //! Owns: the traits, and the report on memory that is not watched.
 //! Invariants: a tracker belongs to one address space. After an execve(2) of the process, the tracker does

@@ -1,9 +1,5 @@
 //! Errors of this crate.
 //!
-//! The undo log contains earlier states of files that a subject (a protected process tree) has changed. A rollback
-//! returns files to their state at a checkpoint. An epoch is the time between two successive exact checkpoints
-//! (checkpoints to which a rollback is possible); the log has one file for each epoch.
-//!
 //! Owns: the error type of the watch, the undo log and the rollback.
 //! Invariants: an error that names a path shows the path without control characters.
 //! Does not: decide how a caller reacts to an error.
@@ -235,8 +231,7 @@ pub enum UndoError {
         device: u64,
     },
 
-    /// A keep directory has an unexpected owner or mode, or belongs to another log. A keep directory contains hard
-    /// links and copies of earlier files.
+    /// A keep directory has an unexpected owner or mode, or belongs to another log.
     ///
     /// Row: undo-keep-foreign
     #[error(

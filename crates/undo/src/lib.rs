@@ -1,8 +1,10 @@
 //! The undo log of files: records changes that a subject makes on disk, and rolls files back to a checkpoint.
 //!
-//! A subject is a protected process tree. An epoch is the time between two successive exact checkpoints, to which files
-//! can be rolled back. Before the first change of a file in an epoch, the log records the state of the file. A rollback
-//! uses these records.
+//! A checkpoint is *exact* if files can be rolled back to the checkpoint. An *epoch* is the time between two successive
+//! exact checkpoints; a *boundary* ends one epoch and begins the next. The log has one file for each epoch. Before the
+//! first change of a file in an epoch, the log records the state of the file. A rollback uses these records to return
+//! files to their state at a checkpoint. An epoch is *broken* if its records are incomplete; no rollback across a
+//! broken epoch is possible. A *keep directory* contains hard links and copies of earlier files, which records name.
 //!
 //! Owns: the watch that detects changes of a subject, the log of earlier file states, and the rollback.
 //! Invariants: the log records the former state of a file before the file changes. A rollback is journalled and

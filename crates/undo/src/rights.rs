@@ -1,9 +1,8 @@
-//! The rights with which a thread of the subject (a protected process tree) has changed a file, and the aspects of a
-//! file that a call changes.
+//! The rights with which a thread of the subject has changed a file, and the aspects of a file that a call changes.
 //!
-//! The kernel lets a thread change a file if the rights of the thread permit the change. The watch records a change only
-//! if the thread may make the change. A rollback reverts a change only if a thread that has made the change may now
-//! revert the change.
+//! The kernel lets a thread change a file if the rights of the thread permit the change. The watch records a change
+//! only if the thread may make the change. A rollback reverts a change only if a thread that has made the change may
+//! now revert the change.
 //!
 //! Owns: capabilities in user namespaces, and the rules for owners of files and for sticky directories.
 //! Invariants: functions are pure.
@@ -187,8 +186,7 @@ impl BitOrAssign for Aspects {
     }
 }
 
-/// The id of rights in the records of one epoch. An epoch is the time between two successive exact checkpoints, to
-/// which files can be rolled back.
+/// The id of rights in the records of one epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct RightsId(pub(crate) u32);
 

@@ -1,7 +1,7 @@
 //! The command `undying top`: a live view of subjects (protected process trees).
 //!
 //! Owns: the choice between the live view and a single table.
-//! Invariants: the view only reads files, and contacts no guardian (the process that supervises subjects).
+//! Invariants: the view only reads files, and contacts no guardian.
 //! Does not: parse arguments; `verb::top` does.
 
 mod model;

@@ -1,8 +1,7 @@
 //! The state of the live view, and the effect of each key on the state.
 //!
 //! Owns: the selection, the order of the rows, and the open page.
-//! Invariants: the selection follows a subject (a protected process tree) by its name. If the subject vanishes, the row
-//! at its place is selected.
+//! Invariants: the selection follows a subject by its name. If the subject vanishes, the row at its place is selected.
 //! Does not: draw, or read keys.
 
 use super::rows::{Column, Subject, sort};

@@ -1,4 +1,4 @@
-//! The sampler: reads the files of guardians (the supervising processes) at each interval.
+//! The sampler: reads the files of guardians at each interval.
 //!
 //! Owns: the series and the last events of all subjects.
 //! Does not: contact a guardian, or draw.

@@ -1,6 +1,6 @@
 //! Values of the checkpoints of the last minutes, for each second.
 //!
-//! Owns: the series of each subject (a protected process tree), and the figures over the last seconds.
+//! Owns: the series of each subject, and the figures over the last seconds.
 //! Invariants: a second without a checkpoint counts as zero. Each subject has at most [`LENGTH`] seconds.
 //! Does not: read events; the caller does.
 

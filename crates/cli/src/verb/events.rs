@@ -15,7 +15,7 @@ use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
 use crate::{parse, print};
 
-/// Poll interval for new events. Guardians (the supervising processes) write events at the same interval.
+/// Poll interval for new events. Guardians write events at the same interval.
 const PERIOD: Duration = Duration::from_millis(200);
 
 pub(super) struct Events;

@@ -1,4 +1,4 @@
-//! The interface of a verb (a subcommand of `undying`).
+//! The interface of a verb.
 //!
 //! Does not: contain the name of any verb.
 

@@ -1,5 +1,5 @@
 //! The commands `undying down`, `reload`, `start NAME`, `stop NAME`, `restart NAME` and `complain NAME --why TEXT`.
-//! Each command sends an order to the guardian (the supervising process) of a system.
+//! Each command sends an order to the guardian of a system.
 //!
 //! Owns: the arguments of the commands.
 //! Does not: execute the orders; the guardian does.

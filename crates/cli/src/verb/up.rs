@@ -1,4 +1,4 @@
-//! The command `undying up FILE.toml`: starts and supervises a system (a group of programs).
+//! The command `undying up FILE.toml`: starts and supervises a system.
 //!
 //! Owns: the arguments of the command, and the form of its reports.
 //! Does not: supervise the system; `guardian` does.

@@ -45,7 +45,7 @@ pub(crate) struct AddressSpace {
     pub(super) may_share: bool,
 }
 
-/// The state of the tracker (the part that finds written pages) of an address space.
+/// The state of the tracker of an address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Coverage {
     /// No tracker is attached to the present program of the process.
@@ -90,8 +90,7 @@ impl AddressSpace {
         })
     }
 
-    /// Returns the context that a remote call (a system call that a stopped thread executes for this program)
-    /// needs.
+    /// Returns the context that a remote call needs.
     pub(crate) fn context(&self) -> RemoteContext<'_> {
         RemoteContext { memory: &self.memory, mappings: &self.mappings, gadgets: self.gadgets }
     }

@@ -1,5 +1,5 @@
-//! Captures the descriptor tables of all processes, and the open file descriptions (short: *descriptions*) of
-//! the subject. A *duplicate* is a descriptor of this process that refers to a description of the subject.
+//! Captures the descriptor tables of all processes, and the open file descriptions (short: *descriptions*) of the
+//! subject.
 //!
 //! Owns: the relation between descriptors and descriptions; the duplicates, through which descriptions are
 //! read.

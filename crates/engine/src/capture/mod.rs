@@ -1,10 +1,9 @@
-//! Takes a checkpoint, from the first scan of the subject (a process tree) to the committed image.
+//! Takes a checkpoint, from the first scan of the subject to the committed image.
 //!
-//! Owns: the order of the steps before, inside and after the pause (the time in which the subject is
-//! stopped), and the timings.
-//! Invariants: the subject is not stopped for a capture if preflight finds a lasting obstacle (a reason to
-//! refuse the checkpoint). The subject is resumed if a step fails. With `kill`, the subject is killed only
-//! after the records passed the checks of a restore, and after the image is committed.
+//! Owns: the order of the steps before, inside and after the pause, and the timings.
+//! Invariants: the subject is not stopped for a capture if preflight finds a lasting obstacle. The subject is resumed
+//! if a step fails. With `kill`, the subject is killed only after the records passed the checks of a restore, and after
+//! the image is committed.
 //! Does not: depend on resource kinds; this module calls their registries.
 
 mod address_space;

@@ -1,7 +1,7 @@
 //! Objects behind mappings: files, shared memory, memory files. Each object is saved once.
 //!
 //! Owns: the ids of the objects, and the pages of objects whose content belongs to the image.
-//! Does not: open or describe objects; the memory kinds (the code for each type of mapping) do.
+//! Does not: open or describe objects; the memory kinds do.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;

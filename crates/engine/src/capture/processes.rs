@@ -178,9 +178,8 @@ impl Processes {
         if found.is_empty() { Ok(()) } else { Err(EngineError::Refused(found)) }
     }
 
-    /// Reads the flags of mappings that were new in the pause. Returns `Refused` if the flags show an
-    /// obstacle (a reason to refuse the checkpoint). The flags are not read inside the pause, because the
-    /// kernel needs too much time for the read.
+    /// Reads the flags of mappings that were new in the pause. Returns `Refused` if the flags show an obstacle. The
+    /// flags are not read inside the pause, because the kernel needs too much time for the read.
     pub(super) fn complete_mappings(&mut self, objects: &mut Objects) -> Result<()> {
         let mut completed = Vec::new();
         let mut unknown = Vec::new();

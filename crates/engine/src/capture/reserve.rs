@@ -87,8 +87,7 @@ pub(super) struct Reserve<'a> {
     held_buffers: Cell<usize>,
     /// The maximum number of pages that slices or a pause hold.
     held_max: Cell<PageCount>,
-    /// The number of buffers that were allocated for slices, beyond the pool of the sink. A slice is a stop
-    /// that copies pages for at most the pause budget.
+    /// The number of buffers that were allocated for slices, beyond the pool of the sink.
     spares: Cell<usize>,
     is_stopped: Cell<bool>,
 }

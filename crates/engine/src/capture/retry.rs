@@ -18,8 +18,7 @@ use crate::error::{EngineError, Result};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
     attempts_max: usize,
-    /// The number of attempts with the same obstacle (a reason to refuse a checkpoint) after which the
-    /// obstacle is final.
+    /// The number of attempts with the same obstacle after which the obstacle is final.
     refusals_max: usize,
     /// The wait before the second attempt. It doubles with each further attempt. A subject may have been
     /// stopped while it held the obstacle. On a busy machine, it takes some milliseconds until such a subject

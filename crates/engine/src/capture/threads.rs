@@ -1,10 +1,9 @@
 //! Registers and state of every thread and process.
 //!
-//! Owns: the order of reading. Registers are read first, because a remote call (a system call that a stopped
-//! thread executes for this program) changes them until it ends. Then all threads start their calls, and this
-//! module waits for each thread.
+//! Owns: the order of reading. Registers are read first, because a remote call changes them until it ends. Then all
+//! threads start their calls, and this module waits for each thread.
 //! Invariants: inside the pause, only raw bytes are read.
-//! Does not: parse the bytes of a state kind (the code for one type of process or thread state).
+//! Does not: parse the bytes of a state kind.
 
 use std::cell::RefCell;
 

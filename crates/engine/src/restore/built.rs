@@ -1,6 +1,6 @@
 //! The processes of a tree under construction.
 //!
-//! Owns: the stubs of the processes and threads. A [`Stub`] is a stopped thread under construction.
+//! Owns: the stubs of the processes and threads.
 //! Does not: create stubs; `tree` does.
 
 use std::collections::HashMap;

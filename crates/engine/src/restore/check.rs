@@ -3,7 +3,7 @@
 //! Owns: the bounds on which later steps rely: numbers, ranges and references of the records.
 //! Invariants: after the checks, only the kernel can refuse to build a plan. No later arithmetic on the plan
 //! overflows.
-//! Does not: check the payload of a kind (the code for one sort of kernel object); the kind does.
+//! Does not: check the payload of a kind; the kind does.
 //!
 //! Proof: `fuzz/src`, target `plan`.
 

@@ -30,7 +30,7 @@ const PROT_WRITE: u32 = 2;
 const PAGE: usize = PAGE_BYTES as usize;
 /// The instruction `int3` of x86.
 const BREAKPOINT: u8 = 0xcc;
-/// The maximum number of zero bytes in one write. An extent (a run of pages in the image) can have any length.
+/// The maximum number of zero bytes in one write. An extent can have any length.
 const CLEARED_BYTES: ByteCount = ByteCount(1 << 20);
 
 pub(super) fn fill_objects(reader: &ImageReader, plan: &Plan, open: &mut OpenFiles) -> Result<()> {

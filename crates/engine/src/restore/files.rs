@@ -1,12 +1,11 @@
 //! Opens the open file descriptions of the image in the restoring process, and installs the descriptors of each
 //! restored process.
 //!
-//! Owns: the temporary descriptors, whose numbers are higher than every fd of the tree; the rights with which
-//! recorded paths are opened. Each stub (a process under construction) inherits the temporary descriptors, and
-//! needs one dup3(2) for each fd.
+//! Owns: the temporary descriptors, whose numbers are higher than every fd of the tree; the rights with which recorded
+//! paths are opened. Each stub inherits the temporary descriptors, and needs one dup3(2) for each fd.
 //! Invariants: before a process runs, its unneeded inherited descriptors are closed. A description in flight in a
 //! socket belongs to no process, and is opened with the rights of all processes.
-//! Does not: depend on a kind (the code for one sort of kernel object); this module calls the registry of kinds.
+//! Does not: depend on a kind; this module calls the registry of kinds.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -1,7 +1,7 @@
 //! The last steps of a restore: creates threads, sets state and registers, and resumes all threads.
 //!
 //! Owns: the order of the stages of state kinds, the moment from which processes run, and the choice of the process
-//! group that gets the terminal. A state kind is the code for one sort of process or thread state.
+//! group that gets the terminal.
 //! Invariants: no thread runs before every thread of every process has its registers. Only the terminal of this
 //! process's session is changed. Only a process group of the tree becomes the foreground group.
 //! Does not: depend on a state kind, or take the terminal back. Sessions inside the tree have their own terminals.

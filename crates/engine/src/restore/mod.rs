@@ -4,7 +4,7 @@
 //! Invariants: the restore uses every record of the image. If no step would use a record, the restore is refused
 //! before any process is created, and the error names the record. Processes under construction die with this
 //! process. No process runs before all processes are complete.
-//! Does not: depend on a kind (the code for one sort of kernel object); the steps call the registries of kinds.
+//! Does not: depend on a kind; the steps call the registries of kinds.
 
 mod apply;
 mod built;

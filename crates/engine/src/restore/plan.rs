@@ -68,7 +68,7 @@ pub(super) struct PlannedThread {
     pub(super) states: Vec<PlannedState>,
 }
 
-/// One record of a state kind (the code for one sort of process or thread state).
+/// One record of a state kind.
 pub(super) struct PlannedState {
     pub(super) kind: &'static dyn StateKind,
     pub(super) version: u32,
@@ -161,7 +161,7 @@ impl Plan {
         self.processes.iter().filter(|process| !process.message.zombie)
     }
 
-    /// Returns the process that owns a page space (a set of pages in the image).
+    /// Returns the process that owns a page space.
     pub(super) fn space_owner(&self, space: SpaceId) -> Option<&PlannedProcess> {
         self.living().find(|process| process.message.space == space.0)
     }

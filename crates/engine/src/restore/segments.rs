@@ -4,7 +4,7 @@
 //! created.
 //! Invariants: each process gets the attachments and mappings of the checkpoint, so that the attach count in the
 //! kernel is the same as at the checkpoint.
-//! Does not: create segments. The memory kind (the code for this sort of memory) creates them.
+//! Does not: create segments. The memory kind creates them.
 
 use std::collections::BTreeMap;
 

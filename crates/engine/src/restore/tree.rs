@@ -3,11 +3,11 @@
 //!
 //! Owns: the roots; the seccomp filter of a watched subject; the order of creation; zombies; placeholders.
 //! A placeholder is a temporary process with the pid of a dead session or group leader.
-//! Invariants: every process is a stub (a stopped thread under construction) with mapped scratch pages and no other
-//! change. No seccomp filter checks a call of a stub. Seccomp is suspended for the first stub before the filter is
-//! installed, and all other stubs inherit the suspension. No stub keeps the listener, the descriptor that receives
-//! the notifications of the filter. Every placeholder is reaped before any process runs. At the end, each process
-//! has its session and its process group, or the restore fails.
+//! Invariants: every process is a stub with mapped scratch pages and no other change. No seccomp filter checks a call
+//! of a stub. Seccomp is suspended for the first stub before the filter is installed, and all other stubs inherit the
+//! suspension. No stub keeps the listener, the descriptor that receives the notifications of the filter. Every
+//! placeholder is reaped before any process runs. At the end, each process has its session and its process group, or
+//! the restore fails.
 //! Does not: lay out memory, or answer notifications. When the tree runs, the receiver of the listener must answer
 //! the notifications.
 

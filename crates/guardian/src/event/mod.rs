@@ -1,6 +1,6 @@
-//! An event records what has happened to a guarded subject (a protected process tree), or to a system of subjects. The
-//! first process of a subject is its root. The system file describes the subjects of a system, which are its
-//! components. The guardian writes events to a journal, and reports events to the operator.
+//! An event records what has happened to a guarded subject, or to a system of subjects. The system file describes the
+//! subjects of a system, which are its components. The guardian writes events to a journal, and reports events to the
+//! operator.
 //!
 //! Owns: the type of an event, and the form in which the journal contains an event and the phases of a checkpoint.
 //! Invariants: names of events and of keys are a stable interface. Names are added, but never changed. An event that

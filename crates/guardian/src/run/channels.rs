@@ -1,7 +1,6 @@
 //! The channels of one component of a system, as the guard of the component uses them.
 //!
-//! A channel is a listener that outlives its program, or the connection of a caller that waits for the component. A
-//! holder is a process that keeps the notification descriptor of the seccomp filter.
+//! A holder is a process that keeps the notification descriptor of the seccomp filter.
 //!
 //! Owns: the choice which steps of a start, a restore and an end are reported to the channels.
 //! Invariants: a program of a component never runs without its filter. A kept listener is

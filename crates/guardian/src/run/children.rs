@@ -1,8 +1,6 @@
 //! Detects failures of processes of a subject other than its root. With `--restart-on child-signal`, such a failure
 //! counts as a death of the whole subject.
 //!
-//! A subject is a protected process tree, and its first process is the root.
-//!
 //! Owns: the set of processes of the subject, the deaths that count, and the checkpoints that were taken after a death.
 //! Invariants: a process belongs to the subject if its parent belonged to the subject at the fork. A checkpoint that
 //! may have been taken after a death always counts as later than the death.

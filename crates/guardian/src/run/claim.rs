@@ -1,4 +1,4 @@
-//! The claim of a subject name. Each name has at most one guardian (the process that protects the subject).
+//! The claim of a subject name. Each name has at most one guardian.
 //!
 //! Owns: the lock file in the directory of the subject, and the choice of a name if the user gave none.
 //! Invariants: the lock is held as long as the claim exists, and ends with this process. No subject inherits the lock.

@@ -1,4 +1,4 @@
-//! Idle TCP connections of a subject (a protected process tree) that can stay open when the subject dies.
+//! Idle TCP connections of a subject that can stay open when the subject dies.
 //!
 //! Owns: duplicates of the connections that a checkpoint has found idle. A duplicate is closed when data arrives, when
 //! the next checkpoint does not find the connection idle, or when another incarnation begins.

@@ -1,4 +1,4 @@
-//! Processes that have left the tree of a subject (a protected process tree), by checkpoint.
+//! Processes that have left the tree of a subject, by checkpoint.
 //!
 //! Owns: the checkpoint since which a process counts as departed, and the interval between two lists.
 //! Invariants: a process counts for a checkpoint only if it had left the tree before the subject was stopped for this

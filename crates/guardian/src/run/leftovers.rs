@@ -1,7 +1,7 @@
 //! Finds and ends processes that remain after the death of a subject, or that have left the tree of a living subject.
 //!
-//! A subject is a protected process tree, and its first process is the root. This process is the guardian of the
-//! subjects. If the parent of a process ends, the guardian becomes the parent, and the process leaves the tree.
+//! This process is the guardian of the subjects. If the parent of a process ends, the guardian becomes the parent, and
+//! the process leaves the tree.
 //!
 //! Owns: the assignment of processes to subjects, and finding, ending and reaping processes of one subject. Also owns
 //! the list of processes that have left the tree.

@@ -1,4 +1,4 @@
-//! The guarding of one subject (a protected process tree), from its start to its end.
+//! The guarding of one subject, from its start to its end.
 //!
 //! Owns: nothing itself; each module implements one part.
 //! Invariants: this process may be killed at any instant. If no files are watched, it may also be stopped. The subject

@@ -1,10 +1,10 @@
-//! Holds the network output of a subject (a protected process tree), until a durable checkpoint contains the sending of
-//! the output. After a death, a restore can continue the TCP connections of such a subject.
+//! Holds the network output of a subject, until a durable checkpoint contains the sending of the output. After a death,
+//! a restore can continue the TCP connections of such a subject.
 //!
 //! Owns: the packet queue in the kernel, and the assignment of packets and connections to checkpoints.
 //! Invariants: a packet is released only after a later checkpoint that a restart can use has become durable, or after
-//! [`TIMEOUT`]. Without a timeout, a peer never has output that the restored program has not sent. If data of a peer was acknowledged, the
-//! restored program has this data.
+//! [`TIMEOUT`]. Without a timeout, a peer never has output that the restored program has not sent. If data of a peer
+//! was acknowledged, the restored program has this data.
 //! Does not: take checkpoints, or restore connections.
 
 use std::collections::{HashSet, VecDeque};

@@ -1,7 +1,6 @@
-//! Starts and restores a subject (a protected process tree). A worker thread executes these steps, because the steps
-//! may block.
+//! Starts and restores a subject. A worker thread executes these steps, because the steps may block.
 //!
-//! The guard (the code that controls the subject) never blocks. The reaper knows which processes belong to a subject.
+//! The guard never blocks. The reaper knows which processes belong to a subject.
 //!
 //! Owns: the values that all subjects of this process share, and the choice of what a started program inherits. Also
 //! owns the steps of a restart: ending the remaining processes, rolling files back, and building or starting processes.

@@ -45,7 +45,7 @@ pub const KEEP_DEFAULT: usize = 8;
 /// The name that selects the best tracker that works. A tracker finds dirty pages.
 pub const TRACKER_DEFAULT: &str = "auto";
 
-/// A request to guard one subject (a protected process tree).
+/// A request to guard one subject.
 #[derive(Clone, Debug)]
 pub struct RunRequest {
     /// The program or process that is guarded.

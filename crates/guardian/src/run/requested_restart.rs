@@ -1,4 +1,4 @@
-//! The callers that wait until a subject (a protected process tree) was restarted from a checkpoint of this moment.
+//! The callers that wait until a subject was restarted from a checkpoint of this moment.
 //!
 //! Owns: these callers, and the answer as far as it is known.
 //! Does not: send the answer; the guard does.

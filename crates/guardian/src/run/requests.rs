@@ -1,8 +1,7 @@
 //! A guardian receives requests of its subject on a socket, for example requests for a checkpoint. The environment
 //! variable `UNDYING_SOCKET` names the socket. A request is a datagram with one line of text.
 //!
-//! A subject is a protected process tree, and its guardian is the process that protects the subject. A hold is a
-//! request to take no checkpoint until the hold is released.
+//! A hold is a request to take no checkpoint until the hold is released.
 //!
 //! Owns: the socket, the permission check, the protocol, and the list of holds.
 //! Invariants: a program that makes no request has no cost. Only the subject, the user root and the user of the

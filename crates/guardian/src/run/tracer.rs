@@ -1,7 +1,6 @@
-//! A thread of the guardian traces the subject (a protected process tree) and copies the state of the subject.
+//! A thread of the guardian traces the subject and copies the state of the subject.
 //!
-//! The guard (the code that controls the subject) sends orders to the thread, and receives reports from the thread. A
-//! tracker finds the pages that the subject has written (dirty pages).
+//! The guard sends orders to the thread, and receives reports from the thread.
 //!
 //! Owns: this thread, the values that are kept between two checkpoints, the choice of the tracker, and opening the log
 //! again.

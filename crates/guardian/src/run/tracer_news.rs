@@ -1,4 +1,4 @@
-//! The reports of the tracer thread to the guard. The thread traces the subject (a protected process tree).
+//! The reports of the tracer thread to the guard. The thread traces the subject.
 //!
 //! Owns: the types of the reports, and the end of the channel that belongs to the thread.
 //! Invariants: the guard detects the end of the thread, even after a panic.

@@ -1,11 +1,11 @@
-//! Measures how long the threads of a subject (a protected process tree) waited for a processor.
+//! Measures how long the threads of a subject waited for a processor.
 //!
 //! `/proc/PID/task/TID/schedstat` contains the time that a thread has run, and the time that it was ready to run and
 //! waited. A stopped thread is not ready to run.
 //!
 //! Owns: the times of each thread at the last measurement.
-//! Invariants: one measurement reads at most `THREADS_MAX` files. Measurements take at most one of `READ_SHARE` parts of
-//! the time.
+//! Invariants: one measurement reads at most `THREADS_MAX` files. Measurements take at most one of `READ_SHARE` parts
+//! of the time.
 //! Does not: tell for whom a thread waited.
 //!
 //! Man page: proc_pid_schedstat(5)

@@ -1,4 +1,4 @@
-//! Connects the guardian of a subject (a protected process tree) with the watch over the files of the subject.
+//! Connects the guardian of a subject with the watch over the files of the subject.
 //!
 //! The watch records the old content of a file before the subject changes the file. For this, a seccomp filter notifies
 //! the watch of system calls of the subject. After a death, the watch can roll files back to a checkpoint.

@@ -1,9 +1,8 @@
-//! Components that a killed guardian of this store has left running. A component is one subject (a protected process
-//! tree) of a system.
+//! Components that a killed guardian of this store has left running.
 //!
 //! Owns: the list of components that run already, and whether they match the system file.
-//! Invariants: a process counts only if it has the pid and the start time that its guardian has recorded, in this boot, or
-//! if it is the only root with the recorded mark.
+//! Invariants: a process counts only if it has the pid and the start time that its guardian has recorded, in this boot,
+//! or if it is the only root with the recorded mark.
 //! Does not: take a component over.
 
 use std::collections::BTreeMap;

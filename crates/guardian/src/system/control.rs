@@ -1,5 +1,5 @@
-//! A system (a group of subjects that one guardian protects) has a control socket. A caller connects to the socket and
-//! sends one request. The caller receives one answer when the request was executed or refused.
+//! A system has a control socket. A caller connects to the socket and sends one request. The caller receives one answer
+//! when the request was executed or refused.
 //!
 //! Owns: the socket, the form of requests and answers, and the permission check.
 //! Invariants: the guardian never waits for a caller. A caller that does not read loses its answer. The number of

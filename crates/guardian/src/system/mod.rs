@@ -1,7 +1,5 @@
 //! A system of components in one guardian (`up`), and the orders of other commands to this guardian.
 //!
-//! A component is one subject (a protected process tree) of the system.
-//!
 //! Owns: starting the guardian of a system, and the functions for the command line.
 //! Invariants: a store has only one system at a time. This process may be killed at any instant, and the components
 //! continue.

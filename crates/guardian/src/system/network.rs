@@ -1,7 +1,5 @@
 //! The channels between the components of a system, and between components and their clients.
 //!
-//! A channel is a listener that outlives its program, or the connection of a caller that waits for a component.
-//!
 //! Owns: the channels of each component, the times of their scans, and their facts in `status`.
 //! Invariants: nothing here blocks, because the scan of descriptors runs on a worker thread.
 //! Does not: keep a listener or hold a caller; the crate `channel` does.

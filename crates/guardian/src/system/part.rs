@@ -1,4 +1,4 @@
-//! One component of a guarded system: its subject (a protected process tree), its checks, and the facts shown about it.
+//! One component of a guarded system: its subject, its checks, and the facts shown about it.
 //!
 //! Owns: these values.
 //! Does not: decide what happens to a component; `supervise` does.

@@ -1,4 +1,4 @@
-//! The state of a system (a group of subjects that one file describes), in a file of its store.
+//! The state of a system, in a file of its store.
 //!
 //! The command `status` reads the file without contacting the guardian. Other commands find the guardian by this file.
 //!

@@ -15,9 +15,9 @@ use super::changed::Changed;
 use super::process::DIRECT;
 
 impl Changed {
-    /// Drops the clean pages of the file from the page cache. The next incarnation (a new start of the program) then
-    /// reads the pages from the device. The kernel keeps pages that a process maps, so call this function between two
-    /// incarnations. Returns whether the page in the cache is now equal to the page on the device.
+    /// Drops the clean pages of the file from the page cache. The next incarnation then reads the pages from the
+    /// device. The kernel keeps pages that a process maps, so call this function between two incarnations. Returns
+    /// whether the page in the cache is now equal to the page on the device.
     ///
     /// # Errors
     ///

@@ -12,8 +12,7 @@ use model::{Address, Pid};
 pub enum Place {
     /// A private copy, which only this process maps.
     Process,
-    /// The page cache. Every process that maps or reads the file sees the page. A new incarnation (start of the
-    /// program) also sees the page.
+    /// The page cache. Every process that maps or reads the file sees the page. A new incarnation also sees the page.
     PageCache,
 }
 

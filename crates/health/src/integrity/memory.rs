@@ -1,8 +1,8 @@
 //! The known content of executable pages.
 //!
 //! Owns: the checksums of the pages of files, and the content of pages that differed from their file in the first pass.
-//! Invariants: the checksums of a file are kept for the next incarnation (start of the program). Damage in the page
-//! cache is therefore also found then. All other knowledge is removed when an incarnation ends.
+//! Invariants: the checksums of a file are kept for the next incarnation. Damage in the page cache is therefore also
+//! found then. All other knowledge is removed when an incarnation ends.
 //! Does not: read pages.
 
 use std::collections::{HashMap, HashSet};

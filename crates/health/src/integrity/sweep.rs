@@ -56,9 +56,8 @@ impl Sweep {
         }
     }
 
-    /// Starts to sweep the tree of a new incarnation (a new start of the program); `None` stops the sweep. The first
-    /// pass accepts the pages that it finds. An exception is a page of the page cache that differs from its earlier
-    /// checksum.
+    /// Starts to sweep the tree of a new incarnation; `None` stops the sweep. The first pass accepts the pages that it
+    /// finds. An exception is a page of the page cache that differs from its earlier checksum.
     pub fn set_root(&mut self, root: Option<Pid>, now: Instant) {
         self.memory.begin_incarnation();
         (self.root, self.last) = (root, None);

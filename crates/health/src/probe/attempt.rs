@@ -1,4 +1,4 @@
-//! One attempt of a probe, from its start to its outcome. A probe is a health check of a program.
+//! One attempt of a probe, from its start to its outcome.
 //!
 //! Owns: the deadline, the reasons of a failure, and the order of the steps: connect, send, receive.
 //! Invariants: an attempt has exactly one outcome, at its deadline or earlier. A killed program may take
@@ -149,7 +149,7 @@ impl Attempt {
     }
 
     /// Returns the pid of the program that the attempt has started and not reaped yet. The program is a child of this
-    /// process and does not belong to a subject (a protected process tree).
+    /// process and does not belong to a subject.
     #[must_use]
     pub fn child(&self) -> Option<Pid> {
         match &self.state {

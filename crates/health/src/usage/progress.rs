@@ -76,7 +76,7 @@ pub struct Hang {
 impl Hang {
     /// Records the progress of an inspection and the outcome of the last probe. Returns true for a hang: the probe has
     /// failed at two successive inspections, and the tree has made no progress between the two. Use a new value for a
-    /// new incarnation (a new start of the program), and after the program was stopped.
+    /// new incarnation, and after the program was stopped.
     pub fn note(&mut self, now: Instant, has_probe_failed: bool, progress: Progress) -> bool {
         let last = self.last.take().filter(|_| has_probe_failed);
         let hangs = last.is_some_and(|(then, before)| !progress.is_beyond(&before, now - then));

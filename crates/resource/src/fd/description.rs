@@ -74,7 +74,7 @@ impl Known {
         format!("fd {} ({what})", self.fd)
     }
 
-    /// Creates an obstacle (a reason against a checkpoint) about this description.
+    /// Creates an obstacle about this description.
     #[must_use]
     pub fn obstacle(&self, what: &str, why: &str, fix: &str) -> Obstacle {
         Obstacle {

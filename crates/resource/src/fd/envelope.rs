@@ -1,10 +1,9 @@
 //! Saves and restores the general properties of an open file description: status flags, position, signal owner and
 //! number, locks.
 //!
-//! A *descriptor kind* is the code that saves and restores one type of description, for example pipes. The kind saves
-//! the properties of its type as the *payload*. General properties exist for every type of description. The *signal
-//! owner* (F_SETOWN) is the process, thread or process group to which the kernel sends the signals of a description.
-//! An [`Envelope`] contains the general properties and the payload, and is one record of the image.
+//! The kind saves the properties of its type as the *payload*. General properties exist for every type of description.
+//! The *signal owner* (F_SETOWN) is the process, thread or process group to which the kernel sends the signals of a
+//! description. An [`Envelope`] contains the general properties and the payload, and is one record of the image.
 //!
 //! Owns: reading the general properties inside the pause of a checkpoint, and setting them in a restore.
 //! Invariants: a position is saved only if the kernel permits setting it. O_ASYNC is set last: in a process that has

@@ -1,9 +1,8 @@
 //! The interface between the crate `engine` and a descriptor kind.
 //!
-//! A *description* is an open file description of the subject. A descriptor kind is the code that saves and restores
-//! one type of description, for example pipes. A checkpoint saves the state of each description as the *payload* of a
-//! record. The kind copies the state inside the pause, while the threads of the subject are stopped. The kind encodes
-//! the payload after the pause. An *outside* connection leads to a process that does not belong to the subject.
+//! A checkpoint saves the state of each description as the *payload* of a record. The kind copies the state inside the
+//! pause, while the threads of the subject are stopped. The kind encodes the payload after the pause. An *outside*
+//! connection leads to a process that does not belong to the subject.
 //!
 //! Owns: the traits that descriptor kinds implement, and the contexts that the methods of these traits receive.
 //! Invariants: inside the pause, a kind copies only changed state, and only into memory that is already allocated.

@@ -1,5 +1,4 @@
-//! Registry of descriptor kinds. A descriptor kind is the code that saves and restores one type of open file
-//! description, such as pipes or TCP sockets.
+//! Registry of descriptor kinds.
 //!
 //! Owns: the order of the kinds, and which kind handles a description.
 //! Invariants: every open file description is saved once, however many descriptors refer to it. The [`envelope`], not

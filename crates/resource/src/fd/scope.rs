@@ -1,9 +1,8 @@
-//! Answers questions of a descriptor kind about the whole subject (the protected program) during a checkpoint.
+//! Answers questions of a descriptor kind about the whole subject during a checkpoint.
 //!
-//! A descriptor kind is the code that saves and restores one type of open file description. To save one description,
-//! a kind may need facts about other descriptions or about mappings. For example, the kind needs the peer of a
-//! socket, or must know whether the subject maps a file. Without an index, each of these queries would search all
-//! descriptions. In the pause of a checkpoint, all threads of the subject are stopped.
+//! To save one description, a kind may need facts about other descriptions or about mappings. For example, the kind
+//! needs the peer of a socket, or must know whether the subject maps a file. Without an index, each of these queries
+//! would search all descriptions.
 //!
 //! Owns: queries over all descriptions and mappings, and the indexes for these queries.
 //! Invariants: each index is built at its first use. A scope does not change after its creation.

@@ -258,7 +258,7 @@ impl Options {
     }
 }
 
-/// Reports whether a mark was set by a guardian (the process of `undying run`), and not by the program.
+/// Reports whether a mark was set by a guardian, and not by the program.
 fn is_guardians(mark: &[u8]) -> bool {
     mark.first_chunk().is_some_and(|mark| SocketMark(u32::from_ne_bytes(*mark)).is_ours())
 }

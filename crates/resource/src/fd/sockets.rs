@@ -1,9 +1,9 @@
-//! State that all sockets of a subject (the protected program) share, during one checkpoint and between checkpoints.
+//! State that all sockets of a subject share, during one checkpoint and between checkpoints.
 //!
-//! Each socket is captured by its own capture object. The captures need common facts: the options of a new socket,
-//! and the ends of all connections of the subject. If the subject has both ends, a connection is *inside*, and
-//! otherwise *outside*. Reading all options of a socket takes many system calls, so the options are cached by the
-//! inode number of the socket. In the pause of a checkpoint, all threads of the subject are stopped.
+//! Each socket is captured by its own capture object. The captures need common facts: the options of a new socket, and
+//! the ends of all connections of the subject. If the subject has both ends, a connection is *inside*, and otherwise
+//! *outside*. Reading all options of a socket takes many system calls, so the options are cached by the inode number of
+//! the socket.
 //!
 //! Owns: the sock_diag(7) connection, the options of new sockets, the ends of the connections seen in one pause, and
 //! cached options of connections.

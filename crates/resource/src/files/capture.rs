@@ -1,4 +1,4 @@
-//! Records the state of files that the subject (the protected program) can change.
+//! Records the state of files that the subject can change.
 //!
 //! A restore compares each file with its record, to find out whether the file still matches the restored memory. A
 //! record contains identity, length and times of a file, and for some files a checksum or the content. The records

@@ -6,9 +6,8 @@
 //! appends this change to the log. A truncated log would refer to the removed files. So a checkpoint records the
 //! names in the directory of a file that can be truncated. A restore searches the directory for each recorded name.
 //!
-//! In the pause of a checkpoint, all threads of the subject (the protected program) are stopped. Listing a directory
-//! can take long, so the directory is listed before the pause. In the pause, only the times of the directory are
-//! read, to detect a change since the listing.
+//! Listing a directory can take long, so the directory is listed before the pause. In the pause, only the times of the
+//! directory are read, to detect a change since the listing.
 //!
 //! Owns: the record of one directory, the validity of a listing, and the verdict on removed names.
 //! Invariants: no directory is listed inside the pause. A listing is valid only if the times of the directory are

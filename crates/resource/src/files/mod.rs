@@ -1,5 +1,4 @@
-//! Regular files that the subject (the protected program) may write: their state at a checkpoint, and the comparison
-//! at a restore.
+//! Regular files that the subject may write: their state at a checkpoint, and the comparison at a restore.
 //!
 //! Owns: the records of files and of their directories, the verdict on a change, and truncating a file that only grew.
 //! Invariants: a restore reads the content of a file only after device, inode and type were compared. No file is

@@ -1,4 +1,4 @@
-//! The record of a file that the subject (the protected program) may write.
+//! The record of a file that the subject may write.
 //!
 //! Owns: the state of the file in the image, and the effect of a later change of the file.
 //! Does not: compare files with records; `compare` does.

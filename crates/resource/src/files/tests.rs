@@ -1,4 +1,4 @@
-//! Tests that record, change and compare files that the subject (the protected program) may write.
+//! Tests that record, change and compare files that the subject may write.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};

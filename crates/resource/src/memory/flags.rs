@@ -5,7 +5,7 @@
 //! named by this code.
 //!
 //! Owns: the tables of flags and of the calls that set the flags in a restore; converting a mapping to its record.
-//! Does not: depend on memory kinds (the code that saves and restores one type of mapping).
+//! Does not: depend on memory kinds.
 
 use model::Pid;
 use tracee::procfs::{Mapping, MappingFlags, Protection};
@@ -75,8 +75,8 @@ pub(super) const WITHOUT_DEVICE: &str =
 const WITHOUT_USERFAULTFD: &str =
     "start the program without its own userfaultfd (garbage collectors, live migration)";
 
-/// Flags of mappings that cannot be saved. Each row has the flag and the texts of the obstacle (the reason against a
-/// checkpoint): the object, the reason and the fix.
+/// Flags of mappings that cannot be saved. Each row has the flag and the texts of the obstacle: the object, the reason
+/// and the fix.
 const OBSTACLES: &[(&str, &str, &str, &str)] = &[
     (HUGETLB, "huge page mapping", NAMED_HUGETLB, WITHOUT_HUGETLB),
     ("io", "device mapping", "the memory of a device cannot be saved", WITHOUT_DEVICE),

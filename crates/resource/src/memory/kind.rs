@@ -1,9 +1,8 @@
 //! The interface of a memory kind: the code that saves and restores one type of memory mapping.
 //!
-//! Many mappings map an *object*: a file, shared memory or a segment of System V shared memory. An image saves pages
-//! of mappings and of objects, and one record for each object. The record contains a payload, from which the memory
-//! kind can open or create the object again. In the *pause* of a checkpoint, all threads of the subject (the
-//! protected program) are stopped.
+//! Many mappings map an *object*: a file, shared memory or a segment of System V shared memory. An image saves pages of
+//! mappings and of objects, and one record for each object. The record contains a payload, from which the memory kind
+//! can open or create the object again.
 //!
 //! Owns: the trait that memory kinds implement, and the arguments of its methods.
 //! Does not: name any memory kind.
@@ -50,7 +49,7 @@ impl MappingOf<'_> {
         format!("/proc/{}/map_files/{:x}-{:x}", self.pid, range.start.get(), range.end.get())
     }
 
-    /// Creates an obstacle (a reason against a checkpoint) about this mapping.
+    /// Creates an obstacle about this mapping.
     #[must_use]
     pub fn obstacle(&self, what: &str, why: &str, fix: &str) -> Obstacle {
         Obstacle {

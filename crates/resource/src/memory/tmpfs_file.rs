@@ -3,8 +3,7 @@
 //! Owns: recognizing these mappings by file type and file system; finding or creating the file at a restore.
 //! Invariants: the content comes from the image. A restore is refused if a process outside the restored process tree
 //! can write to the file.
-//! Does not: recognize files that the subject (the protected program) can only read. The kinds of ordinary files save
-//! mappings of these files.
+//! Does not: recognize files that the subject can only read. The kinds of ordinary files save mappings of these files.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! The state kind of the credentials of a thread: users, groups, capabilities, securebits.
 //!
-//! Owns: the credentials, and the order of calls that gives the credentials to a stub. A stub is a process under
-//! construction, with the privileges of the restorer (the restoring process).
+//! Owns: the credentials, and the order of calls that gives the credentials to a stub.
 //! Invariants: a thread never runs with more privileges than at the checkpoint. If a privilege cannot be given, the
 //! restore is refused and the error names the privilege. A thread with the restorer's own credentials costs no call.
 //! Does not: restore no_new_privs and dumpable (`prctl` does), keys, or security labels.

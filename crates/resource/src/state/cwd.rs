@@ -28,8 +28,7 @@ use crate::support::path::{self, Name};
 
 const NAME: &str = "state/cwd";
 const LINK: &str = "cwd";
-/// The separator in raw state (the bytes that are copied inside the pause) between the path and the encoded
-/// [`RawMessage`]. No path contains this byte.
+/// The separator in raw state between the path and the encoded [`RawMessage`]. No path contains this byte.
 const END_OF_PATH: u8 = 0;
 /// The payload version. Version 2 is a message; version 1 was the bytes of the path alone.
 const VERSION: u32 = 2;

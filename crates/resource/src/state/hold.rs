@@ -1,4 +1,4 @@
-//! Blocks signals in a stub (a stopped thread of a process under construction).
+//! Blocks signals in a stub.
 //!
 //! Owns: blocking every signal in the threads of a process under construction.
 //! Invariants: a signal from a restored timer stays pending until the threads run. Without the block, the stub would

@@ -1,9 +1,7 @@
 //! The interface of a state kind: the code that saves and restores one type of process or thread state.
 //!
-//! A checkpoint stops all threads of the subject (the protected program) for a pause. Inside the pause, a state kind
-//! copies raw bytes of the kernel's state. After the pause, the state kind converts the raw bytes into the payload of
-//! a record. A restore passes this payload to the same state kind. A remote call is a system call that a stopped
-//! thread executes for this program.
+//! Inside the pause, a state kind copies raw bytes of the kernel's state. After the pause, the state kind converts the
+//! raw bytes into the payload of a record. A restore passes this payload to the same state kind.
 //!
 //! Owns: the trait [`StateKind`], and the contexts that the methods of the trait receive.
 //! Invariants: a state kind copies raw bytes inside the pause, and parses the raw bytes after the pause.

@@ -1,9 +1,9 @@
 //! The state kind of the resource limits of a process.
 //!
 //! Owns: the soft and the hard value of all sixteen limits.
-//! Invariants: the limits are set from outside while the process has the user ids of the restorer (the restoring
-//! process). After the change of user ids, only CAP_SYS_RESOURCE permits a change of limits. If a hard limit above the
-//! restorer's own limit cannot be set, the restore is refused and the error names the limit.
+//! Invariants: the limits are set from outside while the process has the user ids of the restorer. After the change of
+//! user ids, only CAP_SYS_RESOURCE permits a change of limits. If a hard limit above the restorer's own limit cannot be
+//! set, the restore is refused and the error names the limit.
 //! Does not: restore the usage that counts against a limit. CPU time starts at zero.
 
 use model::Pid;
@@ -106,8 +106,7 @@ impl StateKind for Limits {
                 entry.ok_or_else(|| malformed(format!("unknown limit {}", limit.resource)))?;
             let wanted = Rlimit { current: limit.soft, maximum: limit.hard };
             let own = getrlimit(*resource);
-            // The restorer raises its own soft limit on descriptors, so this limit does not show the limit of the
-            // stub. A stub is a process under construction.
+            // The restorer raises its own soft limit on descriptors, so this limit does not show the limit of the stub.
             if own == wanted && *resource != Resource::Nofile {
                 continue;
             }

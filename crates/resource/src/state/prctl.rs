@@ -6,10 +6,9 @@
 //! denial of executable writes, transparent huge pages, and merging of equal pages.
 //! Invariants: these settings are restored after credentials, because a change of credentials resets dumpable and
 //! parent-death signals. These settings are restored before seccomp filters take effect.
-//! Does not: restore the parent-death signal of a process that is a child of the restorer (the restoring process).
-//! The original parent of this process does not exist any more. The kernel would send the signal as soon as the
-//! restorer ends. Does not save keep-caps and other settings of credentials (`credentials` does), or timer slack
-//! (`scheduling` does).
+//! Does not: restore the parent-death signal of a process that is a child of the restorer. The original parent of this
+//! process does not exist any more. The kernel would send the signal as soon as the restorer ends. Does not save
+//! keep-caps and other settings of credentials (`credentials` does), or timer slack (`scheduling` does).
 
 use model::ByteCount;
 use prost::Message;
@@ -58,9 +57,9 @@ const CPUID_ENABLED: u32 = 1;
 const MACHINE_CHECK_DEFAULT: u32 = 2;
 
 const WORD_BYTES: usize = size_of::<u32>();
-/// The raw state (the bytes that are copied inside the pause) contains one 32-bit word for each setting that a system
-/// call returns. This is the default of each word of a thread: death signal, time stamp counter, machine checks,
-/// CPUID. The default is used if the kernel does not know the setting.
+/// The raw state contains one 32-bit word for each setting that a system call returns. This is the default of each word
+/// of a thread: death signal, time stamp counter, machine checks, CPUID. The default is used if the kernel does not
+/// know the setting.
 const THREAD_DEFAULTS: [u32; 4] = [0, TSC_ENABLED, MACHINE_CHECK_DEFAULT, CPUID_ENABLED];
 /// The raw state of a thread group leader contains four more words. These are their defaults: subreaper, dumpable,
 /// denial of executable writes, merging.

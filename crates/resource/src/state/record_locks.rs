@@ -18,8 +18,7 @@ use crate::support::lock_line::{LockLine, POSIX};
 
 const NAME: &str = "state/record_locks";
 
-/// The prefix of a line with fd and path in raw state (the bytes that are copied inside the pause). The lines that
-/// follow belong to this descriptor.
+/// The prefix of a line with fd and path in raw state. The lines that follow belong to this descriptor.
 const DESCRIPTOR: &str = "descriptor ";
 
 /// The state kind of POSIX record locks.

@@ -1,7 +1,5 @@
 //! The remote calls of state kinds, made in batches.
 //!
-//! A remote call is a system call that a stopped thread executes for this program.
-//!
 //! Owns: collecting the calls of all kinds, and returning to each kind the results of its calls.
 //! Invariants: the results are in the order of the calls of a kind. A failed call is a result, not an error of the
 //! batch.

@@ -1,7 +1,5 @@
 //! A cache of remote call results: a thread with valid cached results makes no remote calls in a pause.
 //!
-//! A remote call is a system call that a stopped thread executes for this program.
-//!
 //! Owns: the map from bytes of kernel structures to results.
 //! Invariants: a cached result is used only for the same calls. The kernel fields that determine the result must have
 //! the same bytes in this pause. No result is computed from the fields themselves.

@@ -1,11 +1,10 @@
 //! Saves and restores the seccomp mode and the seccomp filters of a thread.
 //!
-//! The program `undying` may itself install a filter in a thread of the subject (the protected program), to watch
-//! file operations. This *watch filter* is then the oldest filter of the thread. The watch filter is not part of the
-//! saved state. If a restore watches files, the watch filter is installed before this module restores the other
-//! filters.
+//! The program `undying` may itself install a filter in a thread of the subject, to watch file operations. This *watch
+//! filter* is then the oldest filter of the thread. The watch filter is not part of the saved state. If a restore
+//! watches files, the watch filter is installed before this module restores the other filters.
 //!
-//! A *stub* is a stopped thread of a process under construction. While a stub is stopped, its filters are suspended.
+//! While a stub is stopped, its filters are suspended.
 //!
 //! Owns: strict mode, and the filters of a thread in installation order.
 //! Invariants: if a mode or a filter cannot be saved or restored, the checkpoint or the restore fails. Filters that

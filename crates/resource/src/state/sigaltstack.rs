@@ -64,8 +64,7 @@ impl StateKind for Sigaltstack {
         // SS_ONSTACK follows from the stack pointer and cannot be set.
         let flags = u32::from_ne_bytes(word) & !SS_ONSTACK;
         bytes.copy_from_slice(&flags.to_ne_bytes());
-        // A disabled stack is also restored, because a stub (a process under construction) has inherited the alternate
-        // stack of the restoring process.
+        // A disabled stack is also restored, because a stub has inherited the alternate stack of the restoring process.
         Ok(Some(stack))
     }
 

@@ -10,8 +10,8 @@
 //! Invariants: order and number of signals in a queue are preserved. Each signal keeps its code, sender and value. A
 //! timer has at most one pending signal, as in the kernel. A second signal counts as an overrun of the first signal.
 //! Does not: save signal masks; the engine does. Does not save SIGSTOP, because a process under construction cannot
-//! block SIGSTOP. A remote call is a system call that a stopped thread executes for this program. A SIGSTOP that is
-//! pending before the first remote call becomes a stop. A SIGSTOP that arrives later in the pause is an error.
+//! block SIGSTOP. A SIGSTOP that is pending before the first remote call becomes a stop. A SIGSTOP that arrives later
+//! in the pause is an error.
 
 use model::{ByteCount, Pid};
 use prost::Message;
@@ -48,8 +48,8 @@ const INFORMATION_BYTES: usize = size_of::<SiginfoBytes>();
 const ALARM_GAP_US: i64 = 1000;
 /// The number of bytes of `struct itimerval` and `struct itimerspec`: interval and remaining time, two words each.
 const SETTING_BYTES: u64 = 32;
-/// The raw state (the bytes that are copied inside the pause) contains one byte in front of each signal. This byte
-/// names the queue of the signal: the queue of the thread or the queue of the process.
+/// The raw state contains one byte in front of each signal. This byte names the queue of the signal: the queue of the
+/// thread or the queue of the process.
 const OF_THREAD: u8 = 0;
 const OF_PROCESS: u8 = 1;
 

@@ -1,5 +1,4 @@
-//! Files that the restoring process has open and passes on to the subject (the protected program): its standard
-//! streams.
+//! Files that the restoring process has open and passes on to the subject: its standard streams.
 //!
 //! Owns: choosing the inherited file for an open file description.
 //! Invariants: each inherited file becomes at most one description of the subject. For further descriptions, the same

@@ -1,9 +1,8 @@
 //! Creates files that no other user can replace during the creation.
 //!
-//! The restorer (the restoring process) creates files in directories to which other users may write. Such a user
-//! could replace a new file before the restorer sets its owner and mode. The restorer would then change the wrong
-//! file. So the restorer creates the file in a *private directory*, sets owner and mode, and moves the file to its
-//! final name.
+//! The restorer creates files in directories to which other users may write. Such a user could replace a new file
+//! before the restorer sets its owner and mode. The restorer would then change the wrong file. So the restorer creates
+//! the file in a *private directory*, sets owner and mode, and moves the file to its final name.
 //!
 //! Owns: private directories, the owner and mode of the files that are created there, and the move to the final name.
 //! Invariants: a private directory belongs to the restorer, has mode 0700 and an unguessable name. All operations on

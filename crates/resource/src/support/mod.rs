@@ -1,7 +1,5 @@
 //! Helpers that several kinds share: paths, reopening, content of files and pipes, processes that use a file.
 //!
-//! A kind is the code that saves and restores one type of kernel object.
-//!
 //! Owns: the list of helpers. Each module describes itself.
 //! Does not: depend on kinds.
 

@@ -2,7 +2,7 @@
 //!
 //! Owns: the choice of a directory and of a free name, and the removed directories of a restore.
 //! Invariants: a created file has a name only until the file is open. A file whose name is taken is not changed.
-//! Does not: depend on kinds (the code for each type of kernel object).
+//! Does not: depend on kinds.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

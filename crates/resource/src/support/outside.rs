@@ -1,4 +1,4 @@
-//! Finds a process outside the subject (the protected program) that uses a file, for error messages.
+//! Finds a process outside the subject that uses a file, for error messages.
 //!
 //! Owns: the search through the descriptor tables of other processes.
 //! Invariants: the search scans all of `/proc`, so the search runs only after a refusal is certain.

@@ -1,7 +1,6 @@
 //! The name of the file of an open file description.
 //!
-//! Owns: reading the link of a duplicate inside the pause, and distinguishing removed names from existing names. A
-//! duplicate is a descriptor of this process for the description.
+//! Owns: reading the link of a duplicate inside the pause, and distinguishing removed names from existing names.
 //! Invariants: a file named `x (deleted)` is not mistaken for a deleted file.
 //! Does not: open files.
 
@@ -140,8 +139,7 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-/// Describes a process outside the subject (the protected program) that has the file open with flags that satisfy
-/// `fits`.
+/// Describes a process outside the subject that has the file open with flags that satisfy `fits`.
 pub(crate) fn other_holder(
     description: &Description,
     scope: &CaptureScope<'_>,

@@ -1,4 +1,4 @@
-//! Saves and restores the unread content of a pipe of the subject (the protected program).
+//! Saves and restores the unread content of a pipe of the subject.
 //!
 //! A write in packet mode (O_DIRECT) stores a packet in the pipe. A write without packet mode stores bytes of a
 //! stream. A read returns at most one packet. The kernel does not report whether a pipe contains packets or bytes of

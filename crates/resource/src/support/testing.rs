@@ -1,6 +1,6 @@
 //! Test support: captures descriptions of this process, and restores the descriptions.
 //!
-//! Owns: a substitute for the engine, which calls the descriptor kinds (the code for each type of open file).
+//! Owns: a substitute for the engine, which calls the descriptor kinds.
 //! Does not: exist outside tests.
 
 use std::collections::{HashMap, HashSet};
@@ -40,7 +40,7 @@ pub(crate) fn describe(number: u32, file: impl AsFd) -> Description {
     Description::new(Arc::new(Known::new(DescriptionId(number), (ourselves(), fd), info, stat)), duplicate)
 }
 
-/// A subject (a protected program) for tests, which consists of descriptors of this process.
+/// A subject for tests, which consists of descriptors of this process.
 pub(crate) struct Subject {
     pub(crate) descriptions: Vec<Description>,
     known: Vec<Arc<Known>>,

@@ -1,9 +1,10 @@
 //! The active segment: the end of a log, to which all data is appended.
 //!
-//! Owns: the active segment, its next free block, and its slots (the blocks that publish checkpoints). Buffers for
-//! slots and blobs; a blob is a checksummed byte sequence, for example an index part.
-//! Invariants: a block is written once, except slots, and blocks of an open epoch whose page was copied again. A sync covers every segment that was written since the previous
-//! sync. A buffer returns to its owner when the write of the buffer is complete.
+//! Owns: the active segment, its next free block, and its slots. Buffers for slots and blobs; a blob is a checksummed
+//! byte sequence, for example an index part.
+//! Invariants: a block is written once, except slots, and blocks of an open epoch whose page was copied again. A sync
+//! covers every segment that was written since the previous sync. A buffer returns to its owner when the write of the
+//! buffer is complete.
 //! Does not: interpret pages or blobs.
 
 use std::path::{Path, PathBuf};

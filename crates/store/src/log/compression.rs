@@ -88,8 +88,8 @@ impl Compressor {
         Self { after, clock, work, thread: None, own_thread, done, under_way: 0, next_scan }
     }
 
-    /// Starts the compression of segments whose pages rarely change. `active` is the active segment. Call this
-    /// when all older segments are durable. The newest slot (the block that publishes a commit) must be durable, too.
+    /// Starts the compression of segments whose pages rarely change. `active` is the active segment. Call this when all
+    /// older segments are durable. The newest slot must be durable, too.
     pub(super) fn plan(&mut self, segments: &mut Segments, active: LogSegment) {
         let now = self.clock.now();
         if self.under_way > 0 || self.next_scan.is_some_and(|next| now < next) {

@@ -1,5 +1,4 @@
-//! The changes of an epoch (the interval between two checkpoints): removed ranges and new pages, and their encoding in
-//! an index part.
+//! The changes of an epoch: removed ranges and new pages, and their encoding in an index part.
 //!
 //! Owns: `Delta`; merging two deltas; encoding pages as runs (consecutive pages in consecutive blocks).
 //! Invariants: the removals of a delta apply before its pages, whatever the order of the calls was. The result equals

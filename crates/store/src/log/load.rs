@@ -2,9 +2,9 @@
 //! parts of a root describe.
 //!
 //! Owns: the rule for the newest commit; checks of data that may not be durable.
-//! Invariants: a slot (the block that publishes a commit) states which data was durable when the slot was written.
-//! After a crash, the remaining data may be incomplete. A commit is valid only if a check finds the remaining data
-//! complete. Damage to durable data is reported, and never hidden by the use of an older checkpoint.
+//! Invariants: a slot states which data was durable when the slot was written. After a crash, the remaining data may be
+//! incomplete. A commit is valid only if a check finds the remaining data complete. Damage to durable data is reported,
+//! and never hidden by the use of an older checkpoint.
 //! Does not: write to the log.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Logs: the checkpoints of one subject (a protected process tree), stored as a sequence of changes. A log consists of
-//! segments: files that are written in blocks of 4096 bytes.
+//! Logs: the checkpoints of one subject, stored as a sequence of changes. A log consists of segments: files that are
+//! written in blocks of 4096 bytes.
 //!
 //! Owns: writing, compacting, opening and reading logs; see docs/design/0007-continuous-store.md.
 //! Invariants: a block is written once. One sync commits a checkpoint. Opening a checkpoint needs a bounded number of

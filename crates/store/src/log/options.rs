@@ -4,8 +4,8 @@
 //! Owns: `LogOptions` and the types of its fields, for example `RetentionPolicy`.
 //! Invariants: the newest checkpoint is always kept. The retention policy uses only the number and the times of the
 //! checkpoints, so the result is reproducible.
-//! Does not: write or remove data. The writer removes a checkpoint by writing a root (the description of the newest
-//! checkpoint) that no longer names the removed checkpoint.
+//! Does not: write or remove data. The writer removes a checkpoint by writing a root that no longer names the removed
+//! checkpoint.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;

@@ -1,9 +1,10 @@
 //! The queue between the threads that take checkpoints and the thread that writes the log. An *order* is a message in
-//! the queue, for example a buffer of pages. An *epoch* is a checkpoint in progress.
+//! the queue, for example a buffer of pages.
 //!
 //! Owns: the queued orders; the eventfd that reports completions.
 //! Invariants: queueing an order and taking a buffer do not wait for the device, and queueing allocates only beyond
-//! `DROPS_READY` dropped ranges. The writer receives the orders first in, first out. Every ticket (the future result of an epoch) is completed, even if the writer fails.
+//! `DROPS_READY` dropped ranges. The writer receives the orders first in, first out. Every ticket is completed, even if
+//! the writer fails.
 //! Does not: write to the log.
 
 use std::collections::VecDeque;

@@ -1,5 +1,4 @@
-//! The records of the newest checkpoint, so that unchanged records are not written again. A record is the saved state
-//! of one kernel object.
+//! The records of the newest checkpoint, so that unchanged records are not written again.
 //!
 //! Owns: `RecordMap`: the keys and the bytes of all records.
 //! Invariants: two records are equal only if all their bytes are equal.

@@ -6,8 +6,8 @@
 //! waits for a buffer, nothing is awaited. An old checkpoint is dropped only after a newer checkpoint is durable.
 //! Does not: fail a checkpoint. A checkpoint that does not fit is written nevertheless.
 //!
-//! The segments on the device are: those of the kept checkpoints, those of the open epoch (the checkpoint in progress),
-//! those that were created in advance, and those whose removal is not complete.
+//! The segments on the device are: those of the kept checkpoints, those of the open epoch, those that were created in
+//! advance, and those whose removal is not complete.
 
 use std::collections::BTreeSet;
 

@@ -2,8 +2,7 @@
 //!
 //! Owns: the kept checkpoints; the segments that they need; the choice of removable segments. Opening, committing,
 //! pruning and garbage collection use this module.
-//! Invariants: a segment is live if a kept checkpoint names it or if it contains the slot of the newest checkpoint. A
-//! slot is a block that publishes a commit.
+//! Invariants: a segment is live if a kept checkpoint names it or if it contains the slot of the newest checkpoint.
 //! Does not: remove files.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +22,7 @@ use crate::medium::Medium;
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     entry: LogKept,
-    /// The needed segments, including the segments of the root (the checkpoint description). Sorted.
+    /// The needed segments, including the segments of the root. Sorted.
     pub(super) segments: Vec<LogSegment>,
 }
 

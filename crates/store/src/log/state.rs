@@ -1,6 +1,5 @@
 //! The newest state of a log: the pages, records and segments of the newest checkpoint. Each commit writes an index
-//! part. An index part is usually the *delta* of one epoch (the pages and records that changed in the epoch). Sometimes
-//! an index part contains several merged deltas, and rarely a full index.
+//! part: the delta of one epoch, sometimes several merged deltas, and rarely a full index.
 //!
 //! Owns: `State`, and its changes by an epoch or by compaction, which moves pages; the choice of the next part. Also
 //! owns the list of parts of the newest root (checkpoint description).

@@ -1,4 +1,4 @@
-//! The result of a finished epoch (the interval that ends with a checkpoint), and the status of a log.
+//! The result of a finished epoch, and the status of a log.
 //!
 //! Owns: the ticket of a finished epoch and its result; `LogStatus`.
 //! Does not: queue orders, or write to the log.

@@ -1,7 +1,7 @@
 //! The writer thread of a log. The thread takes orders (messages) from the queue, appends pages to the log, and
 //! commits epochs (checkpoints in progress).
 //!
-//! Owns: the sequence of the steps of an epoch: append, commit, sync, completion of the ticket (the future result).
+//! Owns: the sequence of the steps of an epoch: append, commit, sync, completion of the ticket.
 //! Invariants: a ticket is completed successfully only after all data of its checkpoint is durable. A segment is
 //! removed only after a commit that does not need the segment is durable.
 //! Does not: copy from a subject.
@@ -84,7 +84,7 @@ pub(super) struct Pending {
     pub(super) begun: Stopwatch,
 }
 
-/// The fields of a slot (the block that publishes a checkpoint) that do not depend on the checkpoint.
+/// The fields of a slot that do not depend on the checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlotStamp {
     pub(super) log: LogId,

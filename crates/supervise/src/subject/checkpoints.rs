@@ -1,8 +1,5 @@
 //! The schedule of a subject's checkpoints, and the state of each checkpoint until it is durable.
 //!
-//! A subject is a protected program. A checkpoint in flight was taken, and is not yet durable. A round is one interval
-//! of the schedule.
-//!
 //! Owns: the sequence numbers of checkpoints, the checkpoints in flight, and the count of late checkpoints.
 //! Invariants: at most one checkpoint is taken at a time, and only while the subject runs. At most
 //! `Plan::in_flight_max` checkpoints are in flight. The sequence number rises after each attempt that may have used the

@@ -1,7 +1,4 @@
-//! The decisions after the death of a subject (a protected program).
-//!
-//! The root is the first process of a subject. An incarnation of a subject lasts from a start or restore to the next
-//! death. A checkpoint in flight has been taken, but is not yet durable.
+//! The decisions after the death of a subject.
 //!
 //! After a death, the state machine takes these steps:
 //!
@@ -11,11 +8,11 @@
 //! - The newest usable checkpoint is restored, or the program starts from its beginning; `prospect` decides which.
 //!
 //! Owns: all decisions from the detection of a death to the beginning of the next incarnation.
-//! Invariants: only a usable checkpoint is restored. If a restart has rolled files back to a checkpoint, the restart does
-//! not try a newer checkpoint afterwards. An older checkpoint is tried only if the fault is the checkpoint's; a step that fails
-//! for another reason is repeated (`retries`). Before a new incarnation begins, each checkpoint in flight has become
-//! durable, has failed, or is invalidated. If files were rolled back to a checkpoint, the program starts from its
-//! beginning only with files that were rolled back to the beginning.
+//! Invariants: only a usable checkpoint is restored. If a restart has rolled files back to a checkpoint, the restart
+//! does not try a newer checkpoint afterwards. An older checkpoint is tried only if the fault is the checkpoint's; a
+//! step that fails for another reason is repeated (`retries`). Before a new incarnation begins, each checkpoint in
+//! flight has become durable, has failed, or is invalidated. If files were rolled back to a checkpoint, the program
+//! starts from its beginning only with files that were rolled back to the beginning.
 //! Does not: end a process, or build one.
 
 use std::time::{Duration, Instant};

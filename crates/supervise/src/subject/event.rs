@@ -1,12 +1,4 @@
-//! The states of a subject (a protected program), the events that change a state, and the actions that follow an event.
-//!
-//! `Subject`, the state machine of a subject, receives events and returns actions. The guardian (the process of
-//! `undying run` and `undying up`) reports the events, and carries out the actions.
-//!
-//! The root is the first process of a subject. An adopted program was already running when the guardian began to
-//! supervise the program. An incarnation of a subject lasts from a start, adoption or restore to the next death. A run
-//! is a sequence of incarnations, and ends when no further incarnation follows. A checkpoint in flight has been taken,
-//! but is not yet durable.
+//! The states of a subject, the events that change a state, and the actions that follow an event.
 //!
 //! Owns: the types for states, events, actions, notices, and the ways in which a run ends.
 //! Invariants: the guardian carries out actions in the order in which `Subject` returns them. One event answers each of
@@ -213,8 +205,8 @@ pub enum Event {
     },
     /// No checkpoint was taken. This event answers `Action::Take`.
     NotTaken(NotTaken),
-    /// The log (the directory of the subject's checkpoints) accepts no further checkpoints. The data that was not yet
-    /// written to the log is lost. This event answers `Action::Take`.
+    /// The log accepts no further checkpoints. The data that was not yet written to the log is lost. This event answers
+    /// `Action::Take`.
     LogLost,
     /// The log was opened again. This event answers `Action::OpenLog`.
     LogOpened,

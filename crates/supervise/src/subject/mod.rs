@@ -1,12 +1,4 @@
-//! The state machine of one subject (a protected program): checkpoints, deaths and restarts.
-//!
-//! The guardian (the process of `undying run` and `undying up`) passes events to the state machine, and carries out the
-//! actions that the state machine returns.
-//!
-//! The root is the first process of a subject. An adopted program was already running when the guardian began to
-//! supervise the program. An incarnation of a subject lasts from a start, adoption or restore to the next death. A run
-//! is a sequence of incarnations, and ends when no further incarnation follows. A checkpoint in flight has been taken,
-//! but is not yet durable.
+//! The state machine of one subject: checkpoints, deaths and restarts.
 //!
 //! Owns: the state of one subject, and the choice of the submodule that handles an event.
 //! Invariants: an event that does not fit the state changes nothing. The end of a run is final. No two checkpoints have
@@ -121,7 +113,7 @@ struct Checkpoints {
     descends: Option<Sequence>,
     /// The checkpoints in flight, in rising order.
     in_flight: VecDeque<Sequence>,
-    /// Whether the log (the directory of the checkpoints) is being opened again.
+    /// Whether the log is being opened again.
     is_opening: bool,
     /// The due time of the last checkpoint that was counted as late.
     late: Option<Instant>,

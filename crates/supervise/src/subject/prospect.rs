@@ -1,4 +1,4 @@
-//! What a restart of a subject (a protected program) does: the decision from the checkpoints, their age and the plan.
+//! What a restart of a subject does: the decision from the checkpoints, their age and the plan.
 //!
 //! A usable checkpoint is committed, belongs to this program, and is not excluded. Repeated deaths or a failed restore
 //! exclude a checkpoint. If the plan rolls files back, a rollback to the checkpoint must be possible. The undo log,
@@ -8,8 +8,8 @@
 //! A rollback discards what the program has written since the checkpoint. The plan bounds this loss: if the newest
 //! usable checkpoint is older than `Plan::files_back_max`, and files have changed since, the program starts from its
 //! beginning with its present files, as it would without `undying`. The same applies in two other cases. First, peers
-//! have received output that the checkpoint does not contain, although the output was to be held. Second, the program has
-//! synced files after the checkpoint, and has then sent data to a peer.
+//! have received output that the checkpoint does not contain, although the output was to be held. Second, the program
+//! has synced files after the checkpoint, and has then sent data to a peer.
 //!
 //! Owns: this decision. The restart uses it, and `status` shows it in advance.
 //! Does not: consider the number of restarts, or the cause of a death.

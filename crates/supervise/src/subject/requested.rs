@@ -1,4 +1,4 @@
-//! A requested restart: an operator lets a subject (a protected program) continue from a checkpoint of this moment. A hold
+//! A requested restart: an operator lets a subject continue from a checkpoint of this moment. A hold
 //! begins in the same way: the subject is stopped for a checkpoint, and stays stopped until an operator ends the hold.
 //!
 //! For a restart, the subject is stopped for the checkpoint, and stays stopped until the checkpoint is durable and was checked. Then

@@ -1,4 +1,4 @@
-//! The running time of a subject (a protected program), and the time of each checkpoint on this scale.
+//! The running time of a subject, and the time of each checkpoint on this scale.
 //!
 //! The running time is the time that the program needs to reach a state from its beginning. A restore sets the running
 //! time back to that of the checkpoint. Time in which the program is dead or stopped does not count. The difference

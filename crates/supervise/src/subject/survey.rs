@@ -1,6 +1,6 @@
 //! The list of a subject's checkpoints, and what a restart does with them.
 //!
-//! A subject is a protected program. The guardian (the process of `undying run` and `undying up`) lists the checkpoints.
+//! The guardian lists the checkpoints.
 //!
 //! Owns: the types of the list and of the decision.
 //! Does not: decide; `prospect` does.

@@ -1,7 +1,5 @@
 //! The effect of commands: which components of a system are wanted, that is, should run.
 //!
-//! A run of a component consists of incarnations: a death is followed by a restart within the run.
-//!
 //! Owns: the effect of each command, and of a restart of the whole system.
 //! Invariants: a command sets the wanted state of components. The module `runs` then derives the orders that start and
 //! end runs.

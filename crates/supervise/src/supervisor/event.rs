@@ -1,10 +1,5 @@
 //! The states of a component, the events that change a state, and the orders that follow an event.
 //!
-//! A component is a program of a system. `Supervisor`, the state machine of the system, receives events and returns
-//! orders. The guardian (the process of `undying up`) reports the events, and carries out the orders. `Supervisor`
-//! orders the beginning and the end of *runs*. Within a run, another state machine, the `Subject` of the component,
-//! restarts the program after a death. An incarnation lasts from a start or restore of the program to the next death.
-//!
 //! Owns: the types for states, events, orders and notices.
 //! Invariants: the guardian carries out orders in the sequence in which `Supervisor` returns them. The guardian answers
 //! `Run` with `Started`, `Restored` or `Ended`. The guardian answers `End` and `KillRun` with `Ended`. The guardian

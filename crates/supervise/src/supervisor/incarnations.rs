@@ -1,7 +1,5 @@
 //! Events of the incarnations within a run of a component: start, readiness, timeout, death.
 //!
-//! A run consists of incarnations: a death is followed by a restart within the run.
-//!
 //! Owns: when a component is ready, its timeouts, and the consequences of a member's death for its group.
 //! Invariants: an incarnation is killed for at most one fault. A death that was caused by a group causes no further
 //! death.

@@ -1,10 +1,9 @@
 //! The state machine of a system: decides when components start and end.
 //!
-//! A system is a group of programs, which are called components. If component A *needs* component B, B must be ready
-//! before A is started; A is a *dependent* of B. A *run* of a component is a sequence of incarnations. Within a run,
-//! another state machine, the `Subject` of the component, restarts the program after a death. The supervisor decides
-//! when runs begin and end. A component *gives up* if it was restarted too often, or cannot be started or restored; a
-//! give-up ends the run.
+//! If component A *needs* component B, B must be ready before A is started; A is a *dependent* of B. A *run* of a
+//! component is a sequence of incarnations. Within a run, another state machine, the `Subject` of the component,
+//! restarts the program after a death. The supervisor decides when runs begin and end. A component *gives up* if it was
+//! restarted too often, or cannot be started or restored; a give-up ends the run.
 //!
 //! Owns: the beginning and end of runs, whether each component should run (its *wanted* state), and the consequences of
 //! a give-up.

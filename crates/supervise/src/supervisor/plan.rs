@@ -1,8 +1,6 @@
 //! The plan of a system: the components, the needs of each component, and the consequences of failures.
 //!
-//! A system is a group of programs, which are called components. A file (`system.toml`) describes the system, and can
-//! change while the system runs. If component A *needs* component B, B must be ready before A is started; A is a
-//! *dependent* of B. The supervisor, the state machine of the system, makes its decisions according to the plan.
+//! A file (`system.toml`) describes the system, and can change while the system runs.
 //!
 //! Owns: the ids of components, the start order, and the defaults for keys that are missing in the file.
 //! Invariants: a component keeps its id while the system runs, even if a later version of the file omits the component.

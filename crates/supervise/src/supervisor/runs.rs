@@ -1,7 +1,6 @@
 //! The beginning and the end of runs, and the consequences of an end.
 //!
-//! A run of a component consists of incarnations: a death is followed by a restart within the run. A component gives up
-//! when it was restarted too often, or cannot be restored.
+//! A component gives up when it was restarted too often, or cannot be restored.
 //!
 //! Owns: the order of starts and ends, and the consequences of a give-up.
 //! Invariants: a component is started only while all its needs are ready. If a component and its dependents are to end,

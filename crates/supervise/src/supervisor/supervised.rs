@@ -1,7 +1,5 @@
 //! One component of a running system, as the supervisor sees it.
 //!
-//! A run of a component consists of incarnations: a death is followed by a restart within the run.
-//!
 //! Owns: the state and the wanted state of one component.
 //! Invariants: only a component with a run is ending or faulty.
 //! Does not: know other components.

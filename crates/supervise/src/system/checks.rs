@@ -1,8 +1,5 @@
 //! Checks of a system file that involve several keys.
 //!
-//! A system is a group of programs, its components. The file describes the components and their needs: the other
-//! components that a component requires.
-//!
 //! Owns: parsing of the text, the checks across keys and components, and the start order of components.
 //! Invariants: all mistakes that concern several keys or components are reported together. A mistake within one value
 //! ends the parsing, and is therefore reported alone.

@@ -1,8 +1,7 @@
 //! The keys of `system.toml`, and the defaults of these keys.
 //!
-//! A system is a group of programs, which are called components. `system.toml` describes one system. Most types below
-//! are tables of this file, and their fields are keys. The comment on a field is the description of the key in the JSON
-//! schema.
+//! `system.toml` describes one system. Most types below are tables of this file, and their fields are keys. The comment
+//! on a field is the description of the key in the JSON schema.
 //!
 //! Owns: the types of the parsed file, and the check of tables that must contain exactly one of several keys.
 //! Does not: compare components; `checks` compares them.

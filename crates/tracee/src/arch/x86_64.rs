@@ -1,9 +1,5 @@
 //! Describes x86-64 for remote system calls: gadgets, signal frames, and interrupted system calls.
 //!
-//! A *gadget* is an instruction sequence in the code of the subject. A *restore frame* is a signal frame with
-//! the whole context of a stopped thread. The *restore path* is the sequence of returns that ends with an
-//! rt_sigreturn(2) on the restore frame.
-//!
 //! Owns: every constant of this architecture outside `sys`.
 //! Invariants: rt_sigreturn(2) of this architecture accepts the frames that are built here.
 //! Does not: read or write a process.

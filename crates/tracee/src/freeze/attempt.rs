@@ -1,8 +1,7 @@
 //! Makes one attempt to stop a process tree.
 //!
-//! An attempt consists of rounds. Each round lists the tree, attaches to the new threads, interrupts them,
-//! and waits until they are stopped. The attempt succeeds when a round finds no new thread. A *leader* is the
-//! first thread of a process.
+//! An attempt consists of rounds. Each round lists the tree, attaches to the new threads, interrupts them, and waits
+//! until they are stopped. The attempt succeeds when a round finds no new thread.
 //!
 //! Owns: the threads of the attempt until all are stopped.
 //! Invariants: a failed attempt resumes every thread, including threads that stop only after the failure.

@@ -1,7 +1,6 @@
 //! Represents a process tree whose threads are all stopped, and the reasons why a tree could not be stopped.
 //!
-//! A *stray* is a task that the kernel has attached to the tracer, but that no tracee has reported to the
-//! tracer. A *leader* is the first thread of a process.
+//! A *stray* is a task that the kernel has attached to the tracer, but that no tracee has reported to the tracer.
 //!
 //! Owns: the options for attaching to a subject's threads; resuming and killing a stopped tree.
 //! Invariants: dropping a stopped tree resumes and detaches every thread of the tree. Threads and processes

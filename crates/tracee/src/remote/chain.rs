@@ -1,8 +1,6 @@
 //! Builds *chains*: sequences of system calls that a thread makes with one resumption.
 //!
-//! A *link* is the part of a chain that makes one call. A *gadget* is an instruction sequence in the code of
-//! the subject. The *restore path* is the sequence of returns by which the thread restores its original
-//! context (see `session`).
+//! A *link* is the part of a chain that makes one call.
 //!
 //! Owns: the layout of the chain on the thread's stack.
 //! Invariants: every link returns to the next link, and the last link returns to the restore path. While a

@@ -1,9 +1,6 @@
 //! Lays out the memory that a session (see `session`) uses in a subject.
 //!
-//! A *chain* is a sequence of system calls that the thread makes in one resumption. A *restore frame* is a
-//! signal frame with the original context of the thread. The *restore path* is the sequence of returns by
-//! which the thread reaches the restore frame. A *deferred close* is a call of close(2) on the restore path,
-//! for a descriptor that the session has opened.
+//! A *chain* is a sequence of system calls that the thread makes in one resumption.
 //!
 //! Owns: the addresses of the parts of this memory, and its previous contents. Also the search for an
 //! alternate stack on which the thread runs a signal handler, and one word on this stack. The restore path of

@@ -2,10 +2,9 @@
 //!
 //! Owns: one module for each part: sessions, chains of calls, opened descriptors, and the memory for all of
 //! these.
-//! Invariants: a restore frame (a signal frame with the whole context of the thread) is written before the
-//! first register changes. The frame is in memory that the thread does not use, and each call returns to
-//! rt_sigreturn(2). If this program dies, the thread finishes the call and restores its former state by
-//! itself.
+//! Invariants: a restore frame is written before the first register changes. The frame is in memory that the thread
+//! does not use, and each call returns to rt_sigreturn(2). If this program dies, the thread finishes the call and
+//! restores its former state by itself.
 //! Does not: create processes; `stub` does, and needs no restore frame.
 
 mod batch;

@@ -1,9 +1,6 @@
 //! Opens descriptors in the subject for the tracer. If this program dies, the subject closes the descriptors
 //! by itself.
 //!
-//! The *restore path* is the sequence of returns by which a thread restores itself after the death of this
-//! program (see `session`). A *deferred close* is a call of close(2) on the restore path.
-//!
 //! Owns: the opening and closing of descriptors, and the deferred closes.
 //! Invariants: from the call that opens a descriptor to the call that closes it, the restore path includes a
 //! deferred close of the descriptor. The thread writes the fd into the deferred close. No

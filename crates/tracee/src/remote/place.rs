@@ -1,7 +1,7 @@
 //! Finds unused memory in a subject for *restore frames* (signal frames with the whole context of a thread).
 //!
-//! The memory is in or below the initial stack, on which the *leader* (the first thread of the process)
-//! begins. A *session* makes remote calls in one thread, and needs memory until it ends.
+//! The memory is in or below the initial stack, on which the *leader* begins. A *session* makes remote calls in one
+//! thread, and needs memory until it ends.
 //!
 //! Owns: the choice of an unused part of the initial stack.
 //! Invariants: the memory is either far below the leader's stack pointer, or was never written by the

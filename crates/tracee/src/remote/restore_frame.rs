@@ -5,9 +5,6 @@
 //! Invariants: a thread counts as such only if its stack pointer, the frame there and its current code agree.
 //! If this program dies here, the thread continues on its restore path as before.
 //! Does not: know the purpose of the earlier session.
-//!
-//! The restore path is the sequence of returns to the restore frame, a signal frame that restores the thread
-//! (see `session`).
 
 use model::Address;
 use sys::ptrace::{self, Registers, Stop};

@@ -1,9 +1,7 @@
 //! Makes one stopped thread execute system calls, one at a time, and restores the thread afterwards.
 //!
-//! A *session* lasts from the first change of the thread until its restoration. A *restore frame* is a signal
-//! frame with the original context of the thread. The *restore path* is the sequence of returns that ends
-//! with an rt_sigreturn(2) on the restore frame. If this program dies, the thread follows the restore path
-//! and restores itself.
+//! A *session* lasts from the first change of the thread until its restoration. If this program dies, the thread
+//! follows the restore path and restores itself.
 //!
 //! Owns: the position of the thread, the sequence of stops around one call, and the restoration of the
 //! thread.

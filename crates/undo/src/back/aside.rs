@@ -1,7 +1,6 @@
 //! Files that a subject has created since a checkpoint, and that a rollback to this checkpoint has moved aside.
 //!
-//! The moved files are in a directory `aside` of a keep directory. A keep directory also contains hard links and copies
-//! of earlier files.
+//! The moved files are in a directory `aside` of a keep directory.
 //!
 //! Owns: the directory of each rollback, its description, the list of moved files, and their retention.
 //! Invariants: no existing name is overwritten. Only directories of older rollbacks are removed, without following a

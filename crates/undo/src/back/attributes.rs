@@ -1,9 +1,8 @@
 //! The attributes that a rollback sets.
 //!
-//! A rollback returns the files of a subject (a protected process tree) to their state at a checkpoint. It sets only the
-//! aspects of an inode that the subject has changed. Other programs can change other aspects meanwhile. Example: the
-//! subject writes to a file, and the administrator changes the mode of the file. The rollback keeps the new mode. For the
-//! same reason, a rollback does not set a set-user-ID bit that a write has cleared.
+//! A rollback sets only the aspects of an inode that the subject has changed. Other programs can change other aspects
+//! meanwhile. Example: the subject writes to a file, and the administrator changes the mode of the file. The rollback
+//! keeps the new mode. For the same reason, a rollback does not set a set-user-ID bit that a write has cleared.
 //!
 //! Owns: the choice of the attributes of an inode.
 //! Does not: set attributes.

@@ -1,7 +1,5 @@
 //! Operations of a rollback on real files, through system calls.
 //!
-//! A rollback returns the files of a subject (a protected process tree) to the state at a checkpoint.
-//!
 //! Owns: opening inodes by their handles, and the operations on inodes.
 //! Invariants: an inode is opened by its handle, and never by a path. A name is one path component, relative to a
 //! descriptor, and is not followed. Only a regular file is reopened for writing.
@@ -66,8 +64,7 @@ impl DiskFiles {
         Ok(Self { log, places, mounts, works, writer })
     }
 
-    /// Returns a directory on a mount of a device: a keep directory, or a directory above `path`. A keep directory
-    /// contains hard links and copies of earlier files.
+    /// Returns a directory on a mount of a device: a keep directory, or a directory above `path`.
     fn mount(&self, device: u64, path: &Path) -> Result<Rc<OwnedFd>> {
         if let Some(mount) = self.mounts.borrow().get(&device) {
             return Ok(Rc::clone(mount));

@@ -1,7 +1,5 @@
 //! Operations of a rollback on files, through a trait that a test can implement.
 //!
-//! A rollback returns the files of a subject (a protected process tree) to the state at a checkpoint.
-//!
 //! Owns: the trait `FileSystem`.
 //! Invariants: in each implementation, a node is one inode, even if the names of the inode change. A name is one path
 //! component and is never followed. No operation replaces an existing name.
@@ -45,8 +43,7 @@ pub(crate) struct Entry {
     pub(crate) may_be_directory: bool,
 }
 
-/// The work directories of a rollback in a keep directory. A keep directory also contains hard links and copies of
-/// earlier files.
+/// The work directories of a rollback in a keep directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Work<Node> {
     /// The directory for inodes that are created again, until the inodes get their names.

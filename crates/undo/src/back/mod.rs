@@ -1,7 +1,6 @@
-//! Rollback: returns the files of a subject (a protected process tree) to their state at a checkpoint.
+//! Rollback: returns the files of a subject to their state at a checkpoint.
 //!
-//! The undo log contains records of earlier file states. An epoch is the time between two successive exact checkpoints
-//! (checkpoints to which a rollback is possible). A rollback has these parts:
+//! A rollback has these parts:
 //!
 //! - The target is computed: the recorded states of files at the checkpoint.
 //! - A survey compares the present files with the target.

@@ -1,8 +1,8 @@
 //! The check of rights before a rollback.
 //!
-//! A rollback runs with the rights of this program, usually those of root. The subject (a protected process tree) had
-//! fewer rights, or has lost rights since its change. A rollback reverts only changes that the subject itself could
-//! revert now. Otherwise, a program could use its own death to revert changes of the administrator.
+//! A rollback runs with the rights of this program, usually those of root. The subject had fewer rights, or has lost
+//! rights since its change. A rollback reverts only changes that the subject itself could revert now. Otherwise, a
+//! program could use its own death to revert changes of the administrator.
 //!
 //! Owns: the comparison of recorded rights with the present files, and the search for files that no program can change.
 //! Invariants: the check changes no file. A change that was made with the rights of this program is always permitted.

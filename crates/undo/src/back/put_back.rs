@@ -1,7 +1,7 @@
 //! Moves a file that a rollback has moved aside back to its original path.
 //!
-//! The caller can have more rights than the subject (the protected process tree) that has created the file. Since the
-//! rollback, the subject can have changed each directory of the path.
+//! The caller can have more rights than the subject that has created the file. Since the rollback, the subject can have
+//! changed each directory of the path.
 //!
 //! Owns: the check of the directory, the move, and the copy to another file system.
 //! Invariants: no symbolic link is followed. The file, its directory and its old directory are used through

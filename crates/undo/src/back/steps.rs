@@ -1,5 +1,4 @@
-//! The steps of a rollback. A rollback returns the files of a subject (a protected process tree) to their state at a
-//! checkpoint.
+//! The steps of a rollback.
 //!
 //! The *target* contains the recorded states of files at the checkpoint. A survey has found the names that lead to a
 //! wrong inode, and the inodes that belong to the checkpoint. The steps correct these names, and then restore content

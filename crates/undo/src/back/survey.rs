@@ -1,9 +1,8 @@
 //! The survey before a rollback: compares the present files with the files at a checkpoint.
 //!
-//! A rollback returns the files of a subject (a protected process tree) to their state at a checkpoint. The *target*
-//! contains the inodes and names that the undo log has recorded since the checkpoint. A *recorded name* is an entry of
-//! the target: a directory, a name, and the inode to which the name led at the checkpoint. A name without a record has
-//! not changed since the checkpoint.
+//! The *target* contains the inodes and names that the undo log has recorded since the checkpoint. A *recorded name* is
+//! an entry of the target: a directory, a name, and the inode to which the name led at the checkpoint. A name without a
+//! record has not changed since the checkpoint.
 //!
 //! An inode belongs to the checkpoint if the inode had a name at the checkpoint. The survey applies these rules to each
 //! inode of the target:
@@ -16,8 +15,7 @@
 //! - An epoch before the checkpoint preserves the inode by a hard link. The inode belongs to the checkpoint, because a
 //!   later rollback to an older checkpoint may need the content of the inode at this checkpoint.
 //!
-//! A keep directory contains hard links and copies of earlier files. The work directories of rollbacks, into which
-//! rollbacks move files, are also in keep directories.
+//! The work directories of rollbacks, into which rollbacks move files, are also in keep directories.
 //!
 //! Owns: the lists of inodes that belong to the checkpoint, of names that lead to a wrong inode, and of files that
 //! prevent a rollback.

@@ -1,4 +1,4 @@
-//! Tests of rollbacks on a real file system. A rollback returns files to the state at a checkpoint.
+//! Tests of rollbacks on a real file system.
 //!
 //! Owns: a recorder for changes that the test makes itself. The recorder writes the records that a watch of a subject
 //! would write.

@@ -1,7 +1,7 @@
 //! The end of the subject in the undo log.
 //!
-//! A rollback is complete only if the log contains all changes of the subject (a protected process tree). The log states
-//! this with an end mark: a last record `ended` or `idle`.
+//! A rollback is complete only if the log contains all changes of the subject. The log states this with an end mark: a
+//! last record `ended` or `idle`.
 //!
 //! Owns: writing these records, and cancelling them when the subject runs again.
 //! Does not: find out whether the subject has ended.

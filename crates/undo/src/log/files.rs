@@ -1,7 +1,5 @@
 //! Names of the files in the directory of an undo log.
 //!
-//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back.
-//!
 //! Owns: the names of epoch files, creating and finding epoch files, and the mark of a subject that has run without a
 //! watch.
 //! Does not: read or write records.

@@ -1,7 +1,4 @@
-//! The frames that contain the records of the undo log.
-//!
-//! The undo log records the earlier states of files that a subject (a protected process tree) changes. It consists of
-//! records, each in a frame.
+//! The frames that contain the records of the undo log, one frame for each record.
 //!
 //! Owns: the frame format.
 //! Invariants: a record is returned only if the checksums of its frame are correct.

@@ -1,7 +1,5 @@
 //! Joining epochs whose checkpoints are no longer retained (docs/design/0058).
 //!
-//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back.
-//!
 //! Owns: the choice of epochs, and their exchange for a joined epoch in the state of the log.
 //! Invariants: the newest two epochs are never joined, because records can be added to them.
 //! Does not: write or publish a joined epoch; `joint` does. Does not decide which checkpoints are retained.

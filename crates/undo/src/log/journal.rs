@@ -1,7 +1,7 @@
 //! The journal of a rollback: the file that lets a later call continue an interrupted rollback.
 //!
-//! A rollback returns the files of a subject (a protected process tree) to a checkpoint. After an interruption, a
-//! rollback consists of several attempts.
+//! A rollback returns the files of a subject to a checkpoint. After an interruption, a rollback consists of several
+//! attempts.
 //!
 //! Owns: the journal file, with the checkpoint, the inodes that may have changed, and the inodes that were created
 //! again.

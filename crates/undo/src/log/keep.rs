@@ -1,9 +1,8 @@
 //! Keep directories: directories with hard links and copies of files that a subject removes or replaces.
 //!
-//! A subject is a protected process tree. When the subject removes or changes a file, the undo log preserves the inode
-//! by a hard link, or the content by a copy. A hard link cannot cross file systems. Therefore, an undo log has one keep
-//! directory in the directory of the log. For such files on other mounts, the log has one more keep directory on each
-//! mount.
+//! When the subject removes or changes a file, the undo log preserves the inode by a hard link, or the content by a
+//! copy. A hard link cannot cross file systems. Therefore, an undo log has one keep directory in the directory of the
+//! log. For such files on other mounts, the log has one more keep directory on each mount.
 //!
 //! A rollback also uses keep directories. The rollback moves files that the subject has created *aside*, into other
 //! subdirectories of a keep directory.

@@ -1,4 +1,4 @@
-//! The undo log of a subject (a protected process tree): records earlier file states, and removes old epochs.
+//! The undo log of a subject: records earlier file states, and removes old epochs.
 //!
 //! A log is a directory with one file for each epoch. An epoch begins at an exact checkpoint: a checkpoint to which
 //! files can be rolled back. Further checkpoints belong to the same epoch until a file changes. The records of an epoch

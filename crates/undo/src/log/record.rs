@@ -1,10 +1,7 @@
 //! Records of the undo log.
 //!
-//! The undo log records the earlier states of files that a subject (a protected process tree) changes. A rollback uses
-//! the records to return files to their state at a checkpoint. An epoch is the time between two successive exact
-//! checkpoints (checkpoints to which a rollback is possible). The log has one file for each epoch. A *keep directory*
-//! contains hard links and copies of earlier files. The *journal* of a rollback lets a later call continue an
-//! interrupted rollback.
+//! A rollback uses the records to return files to their state at a checkpoint. The *journal* of a rollback lets a later
+//! call continue an interrupted rollback.
 //!
 //! Owns: the kinds and versions of records, and the protobuf messages of records.
 //! Invariants: an unknown kind or version is an error that names the kind and the version.

@@ -1,9 +1,5 @@
 //! Removal of epochs, and of the links and copies that their records name.
 //!
-//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back. The undo log has
-//! one file for each epoch. A keep directory contains hard links and copies of earlier files, which records of epochs
-//! name.
-//!
 //! Invariants: a log file is removed before the links that its records name.
 //! Does not: decide which epochs are retained.
 

@@ -1,7 +1,7 @@
 //! Checkpoints that turn out not to be exact.
 //!
-//! The capture of a checkpoint can stop the subject (a protected process tree) several times. Each pause is a boundary of
-//! the same checkpoint, and only the last of these boundaries decides.
+//! The capture of a checkpoint can stop the subject several times. Each pause is a boundary of the same checkpoint, and
+//! only the last of these boundaries decides.
 //!
 //! Owns: the record that cancels the earlier boundaries of a checkpoint.
 //! Does not: decide whether a boundary is exact.

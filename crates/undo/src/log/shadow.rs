@@ -1,7 +1,5 @@
 //! Copies of files that change as an epoch goes on.
 //!
-//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back.
-//!
 //! Owns: the record that names such a copy.
 //! Does not: change the copy.
 

@@ -1,7 +1,5 @@
 //! The records of file states that the writer of an undo log appends.
 //!
-//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back.
-//!
 //! Owns: one method for each kind of record of a file state.
 //! Invariants: ids of directories, inodes and rights rise within an epoch.
 //! Does not: append bytes, or limit the size of the log; the parent module does.

@@ -1,4 +1,4 @@
-//! Access to the files of the undo log (records of earlier file states), through traits that a test can implement.
+//! Access to the files of the undo log, through traits that a test can implement.
 //!
 //! Owns: the traits `Storage` and `LogFile`, and their implementation for a directory on disk.
 //! Invariants: every access is relative to the descriptor of the directory. No symbolic link is followed. Written data
@@ -50,8 +50,7 @@ pub(crate) trait Storage: Send + Sync + Debug {
     fn boot(&self) -> Result<String>;
     /// Returns the present time.
     fn now(&self) -> Time;
-    /// Removes a link or a copy in a keep directory, if the link or copy exists. A keep directory contains hard links
-    /// and copies of earlier files.
+    /// Removes a link or a copy in a keep directory, if the link or copy exists.
     fn drop_kept(&self, path: &Path) -> Result<()>;
     /// Returns the disk space of a link or a copy in a keep directory, in bytes.
     fn kept_bytes(&self, path: &Path) -> Result<ByteCount>;

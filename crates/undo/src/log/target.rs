@@ -1,10 +1,8 @@
 //! The target of a rollback: the recorded states of files at a checkpoint.
 //!
-//! A rollback returns files to their state at a checkpoint. An epoch is the time between two successive exact
-//! checkpoints (checkpoints to which a rollback is possible). The records of an epoch describe the state of files at
-//! the beginning of the epoch, for all files that have changed in the epoch. This module merges the records of all
-//! epochs since the checkpoint. A file without a record has not changed since the checkpoint, and is not part of the
-//! target. A keep directory contains hard links and copies of earlier files.
+//! The records of an epoch describe the state of files at the beginning of the epoch, for all files that have changed
+//! in the epoch. This module merges the records of all epochs since the checkpoint. A file without a record has not
+//! changed since the checkpoint, and is not part of the target.
 //!
 //! Owns: merging epochs, and the order in which the old content of an inode is applied.
 //! Invariants: if several epochs have a record for the same name or the same attributes, the oldest of these records

@@ -1,14 +1,15 @@
 //! Changes of log files that are held back while the subject is stopped, so that no pause waits for a disk.
 //!
-//! At a boundary, the log writes records while the subject (a protected process tree) is stopped. A write can wait for
-//! the disk for seconds: the file system can be frozen for a snapshot, or the kernel can have too much unwritten data. The
-//! records of a boundary are therefore written after the pause. If the guardian ends before this, the log lacks the
-//! boundary. Then a rollback goes to the boundary before, for which the log is complete: a change of the subject that
-//! needs a record waits until the records of the boundary and its own record are written.
+//! At a boundary, the log writes records while the subject is stopped. A write can wait for the disk for seconds: the
+//! file system can be frozen for a snapshot, or the kernel can have too much unwritten data. The records of a boundary
+//! are therefore written after the pause. If the guardian ends before this, the log lacks the boundary. Then a rollback
+//! goes to the boundary before, for which the log is complete: a change of the subject that needs a record waits until
+//! the records of the boundary and its own record are written.
 //!
 //! Owns: the changes that are not made yet, and their order.
-//! Invariants: writes are made in the order in which they were requested, and so are removals. After a write has failed, no
-//! further change is made until the next boundary begins. A removal that fails costs no record: it is tried again.
+//! Invariants: writes are made in the order in which they were requested, and so are removals. After a write has
+//! failed, no further change is made until the next boundary begins. A removal that fails costs no record: it is tried
+//! again.
 //! Does not: decide what is written.
 
 use std::collections::VecDeque;

@@ -1,11 +1,8 @@
 //! Records the files that a reported call of the subject is about to change.
 //!
-//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back. No rollback across
-//! a broken epoch is possible.
-//!
 //! Owns: the choice of records before each kind of change.
-//! Invariants: a call whose path leads to no file, or for which the thread has no permission, changes nothing. Any other
-//! failure to find the changes of a call breaks the epoch.
+//! Invariants: a call whose path leads to no file, or for which the thread has no permission, changes nothing. Any
+//! other failure to find the changes of a call breaks the epoch.
 //! Does not: receive calls, or allow calls to continue; `threads` does.
 
 use std::ffi::OsString;

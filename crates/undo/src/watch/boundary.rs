@@ -1,7 +1,6 @@
 //! The boundary between two epochs of the watch, inside the pause of a checkpoint.
 //!
-//! A checkpoint is *exact* if a rollback can restore exactly the files of the checkpoint. An epoch is the time between
-//! two successive exact checkpoints. The boundary at a checkpoint has three possible results:
+//! The boundary at a checkpoint has three possible results:
 //!
 //! - The checkpoint is exact, and the next epoch begins.
 //! - No file has changed in the present epoch. The checkpoint is exact, and the present epoch continues.

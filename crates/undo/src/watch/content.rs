@@ -1,9 +1,6 @@
 //! Records file content that is about to change.
 //!
-//! The watch detects file changes of a subject (a protected process tree). A checkpoint is exact if files can be rolled
-//! back to the checkpoint. An epoch is the time between two successive exact checkpoints. An old file existed when the
-//! present epoch began; the log needs the content that an old file had at this time. An image contains one complete
-//! checkpoint.
+//! An old file existed when the present epoch began; the log needs the content that an old file had at this time.
 //!
 //! There are two causes to record content. A system call is about to open or change a file. Or fanotify(7) reports a
 //! content event: a process is about to read, write or map a range of a marked file. The mark of a file is *active* if

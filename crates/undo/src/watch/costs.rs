@@ -1,8 +1,5 @@
 //! The cost of recording old content, and the minimum time between epochs that results from this cost.
 //!
-//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back. A boundary ends
-//! one epoch and begins the next epoch.
-//!
 //! Owns: the time that recording has taken in the present epoch, and its share of the elapsed time.
 //! Does not: choose the content that is recorded.
 

@@ -1,16 +1,12 @@
 //! The state of the present epoch.
 //!
-//! The watch detects file changes of a subject (a protected process tree), and records the old content of a file before
-//! the content changes. A checkpoint is exact if files can be rolled back to the checkpoint. An epoch is the time
-//! between two successive exact checkpoints. A boundary ends one epoch and begins the next epoch. This module remembers
-//! what is already recorded in the present epoch, because the log needs only the state at the beginning of the epoch.
-//!
-//! An image contains one complete checkpoint.
+//! This module remembers what is already recorded in the present epoch, because the log needs only the state at the
+//! beginning of the epoch.
 //!
 //! Owns: the lists of recorded names, inodes and pages, and the types for the ways in which a file can change.
-//! Invariants: a name, inode or page is in a list only after its record was written. If a record fails, the next attempt
-//! thus writes the record. A known inode is either old or created. An old inode existed when the epoch began, and has a record. A
-//! created inode was created in this epoch, and needs no record.
+//! Invariants: a name, inode or page is in a list only after its record was written. If a record fails, the next
+//! attempt thus writes the record. A known inode is either old or created. An old inode existed when the epoch began,
+//! and has a record. A created inode was created in this epoch, and needs no record.
 //! Does not: access files, or write records.
 
 use std::collections::{HashMap, HashSet};

@@ -1,15 +1,13 @@
 //! The watch: detects file changes of a subject, and records the earlier state of files in the undo log.
 //!
-//! A subject is a protected process tree. The kernel reports a change to the watch before the change happens. A seccomp
-//! filter reports system calls that can change names, attributes or content. fanotify(7) reports an event when file
-//! content is about to be read, written or mapped. The thread of the subject waits until the watch has recorded the
-//! earlier state and has answered. The watch receives and answers system calls through the *listener*, a descriptor of
-//! the filter.
+//! The kernel reports a change to the watch before the change happens. A seccomp filter reports system calls that can
+//! change names, attributes or content. fanotify(7) reports an event when file content is about to be read, written or
+//! mapped. The thread of the subject waits until the watch has recorded the earlier state and has answered. The watch
+//! receives and answers system calls through the *listener*, a descriptor of the filter.
 //!
-//! A checkpoint is *exact* if a rollback can restore exactly the files of the checkpoint. An epoch is the time between
-//! two successive exact checkpoints. A boundary ends one epoch and begins the next epoch. Exception: if no file has
-//! changed in the present epoch, the epoch continues after the checkpoint. An epoch is *broken* if the records of the
-//! epoch are incomplete. No rollback crosses a broken epoch.
+//! A boundary ends one epoch and begins the next epoch. Exception: if no file has changed in the present epoch, the
+//! epoch continues after the checkpoint. An epoch is *broken* if the records of the epoch are incomplete. No rollback
+//! crosses a broken epoch.
 //!
 //! Owns: the threads that answer calls and events, and the state of the present epoch.
 //! Invariants: the watch answers a call or an event only after the log contains the earlier state, or the epoch is
@@ -111,8 +109,8 @@ pub struct OpenFile<'a> {
     pub flags: u32,
     /// The file offset in bytes.
     pub position: Option<u64>,
-    /// Whether the guardian (the process that supervises the subject) has inherited the description at its own start
-    /// and has passed the description to the subject.
+    /// Whether the guardian has inherited the description at its own start and has passed the description to the
+    /// subject.
     pub is_inherited: bool,
 }
 

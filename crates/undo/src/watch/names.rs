@@ -1,7 +1,6 @@
 //! Recording of names that are about to change.
 //!
-//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back. An old inode
-//! existed when the present epoch began.
+//! An old inode existed when the present epoch began.
 //!
 //! Owns: the record of a name at its first change in an epoch, and hard links that preserve inodes whose names are
 //! removed.

@@ -1,13 +1,13 @@
 //! Notices that a subject changes files, and records nothing.
 //!
-//! A subject is a protected process tree. Some policies never restore memory beside changed files, and change no file
-//! themselves. For these policies, it is sufficient to know whether the subject has changed any file since a checkpoint.
-//! The restore compares the content of files that were open or mapped at the checkpoint. The subject can change any other
-//! file only with a call that the seccomp filter reports.
+//! Some policies never restore memory beside changed files, and change no file themselves. For these policies, it is
+//! sufficient to know whether the subject has changed any file since a checkpoint. The restore compares the content of
+//! files that were open or mapped at the checkpoint. The subject can change any other file only with a call that the
+//! seccomp filter reports.
 //!
 //! Owns: this knowledge, and the decision whether a call can change a file.
-//! Invariants: a change is noticed before the call is executed. In doubt, and also if the call then fails, a call counts
-//! as a change.
+//! Invariants: a change is noticed before the call is executed. In doubt, and also if the call then fails, a call
+//! counts as a change.
 //! Does not: compare content, or write to the store.
 
 use std::os::fd::{AsFd, BorrowedFd};

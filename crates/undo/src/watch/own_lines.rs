@@ -1,4 +1,4 @@
-//! Messages of this program in files that the subject (the protected process tree) shares with this program.
+//! Messages of this program in files that the subject shares with this program.
 //!
 //! Does not: recognize messages; the caller of the watch does.
 

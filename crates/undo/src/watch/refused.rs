@@ -6,8 +6,8 @@
 //! call succeeds.
 //!
 //! Owns: the decision that a call will be refused, and recording the call if another thread changes one of its names.
-//! Invariants: a call counts as refused only if the subject has not changed its names in the present epoch (the time
-//! between two exact checkpoints). Therefore, no other thread is changing these names at the time of the decision.
+//! Invariants: a call counts as refused only if the subject has not changed its names in the present epoch. Therefore,
+//! no other thread is changing these names at the time of the decision.
 //! Does not: check permissions.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,11 +1,7 @@
 //! The state of a watch, behind one lock.
 //!
-//! A watch detects file changes of a subject, and records the earlier state of files in the undo log. An epoch is the
-//! time between two successive checkpoints.
-//!
 //! Owns: the log of the present epoch, and the reaction to a failed record.
-//! Invariants: a failure to record breaks the epoch, with a reason, and never stops the subject. No rollback across a
-//! broken epoch is possible.
+//! Invariants: a failure to record breaks the epoch, with a reason, and never stops the subject.
 //! Does not: determine the changes of a call; `answer`, `names` and `content` do.
 
 use std::collections::HashSet;

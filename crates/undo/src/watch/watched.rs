@@ -1,8 +1,5 @@
 //! Files that the subject has opened for writing under the watch.
 //!
-//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back. A boundary ends
-//! one epoch and begins the next epoch.
-//!
 //! Owns: the fanotify(7) marks of these files, and descriptors for reading their old content.
 //! Invariants: a file stays marked until a boundary finds no open description of the file.
 //! Does not: receive events.

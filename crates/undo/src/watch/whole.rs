@@ -1,7 +1,5 @@
 //! Recording of the whole content of a file.
 //!
-//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back.
-//!
 //! Owns: the methods of recording, and the choice between the methods by their measured cost.
 //! Invariants: after recording, the undo log contains all content that the file had when the epoch began.
 //! Does not: decide when a file is recorded whole; `content` does.

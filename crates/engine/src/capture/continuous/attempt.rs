@@ -1,6 +1,5 @@
-//! Attempts to capture a subject within one epoch (a checkpoint in progress). An attempt consists of pre-copy
-//! and of final stops. A final stop tries to capture everything; the attempt ends when one final stop has
-//! succeeded. A deferred page is a dirty page that is not yet copied.
+//! Attempts to capture a subject within one epoch. An attempt consists of pre-copy and of final stops. A final stop
+//! tries to capture everything; the attempt ends when one final stop has succeeded.
 //!
 //! Owns: the order of the steps of an attempt; the steps between two attempts; the decision to repeat an
 //! attempt.

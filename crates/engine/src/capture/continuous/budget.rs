@@ -1,5 +1,4 @@
-//! The pause budget: how long one stop of the subject (a protected process tree) may last, and how the
-//! subject is throttled to keep the budget.
+//! The pause budget: how long one stop of the subject may last, and how the subject is throttled to keep the budget.
 //!
 //! A subject can dirty pages faster than a stop can copy pages within the budget. Such a subject is
 //! throttled, like in live migration (QEMU: auto-converge). The dirty pages that are not copied yet are the

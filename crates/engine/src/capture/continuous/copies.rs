@@ -1,5 +1,5 @@
-//! How often pages are copied in one checkpoint, and the limit. A page that the subject (a protected process tree)
-//! writes again after its copy must be copied again. Copies that a later copy replaces are wasted.
+//! How often pages are copied in one checkpoint, and the limit. A page that the subject writes again after its copy
+//! must be copied again. Copies that a later copy replaces are wasted.
 //!
 //! Owns: the counts of one checkpoint; whether pre-copy was worth its cost in recent checkpoints.
 //! Invariants: while the subject runs, pages are copied only as long as few copies of the checkpoint were wasted. In

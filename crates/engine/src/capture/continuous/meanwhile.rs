@@ -1,15 +1,15 @@
-//! What is done for a subject (a protected process tree) between two checkpoints: memory that it rewrites loses its
-//! protection, and gets its huge pages back.
+//! What is done for a subject between two checkpoints: memory that it rewrites loses its protection, and gets its huge
+//! pages back.
 //!
-//! The first write to a protected part of a huge page makes the kernel split it into 512 small pages. The kernel builds new
-//! huge pages, but only 16 MiB in 10 s, and a program that writes to random places of much memory runs up to a third
-//! slower with small pages. So after a checkpoint, this module asks the kernel to build huge pages again, where the
-//! program would have them without this program. During the interval it looks several times which further blocks will be
-//! rewritten before the next checkpoint (see `rewritten`).
+//! The first write to a protected part of a huge page makes the kernel split it into 512 small pages. The kernel builds
+//! new huge pages, but only 16 MiB in 10 s, and a program that writes to random places of much memory runs up to a
+//! third slower with small pages. So after a checkpoint, this module asks the kernel to build huge pages again, where
+//! the program would have them without this program. During the interval it looks several times which further blocks
+//! will be rewritten before the next checkpoint (see `rewritten`).
 //!
 //! Owns: the thread that works from one checkpoint to the next.
-//! Invariants: the thread changes only whole blocks of anonymous memory, and nothing during a checkpoint: the kernel locks
-//! the mappings of the process for each request. The requests for huge pages take at most a quarter of the time.
+//! Invariants: the thread changes only whole blocks of anonymous memory, and nothing during a checkpoint: the kernel
+//! locks the mappings of the process for each request. The requests for huge pages take at most a quarter of the time.
 //! Does not: choose blocks.
 
 use std::collections::VecDeque;

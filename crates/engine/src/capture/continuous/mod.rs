@@ -1,6 +1,4 @@
-//! Takes successive checkpoints of one subject. In this module, an *epoch* is a checkpoint in progress. A
-//! tracker finds the pages to which one process has written. Pre-copy copies pages while the subject runs.
-//!
+//! Takes successive checkpoints of one subject. In this module, an *epoch* is a checkpoint in progress. //!
 //! Owns: the values that are kept between two checkpoints (mappings, trackers, buffers); the order of the
 //! steps of an epoch; pre-copy.
 //! Invariants: a checkpoint in the log contains every page as the page was in the pause. The page may have

@@ -1,4 +1,4 @@
-//! How fast a subject (a protected process tree) writes to pages, as recent scans show.
+//! How fast a subject writes to pages, as recent scans show.
 //!
 //! Owns: the counts of the newest scan, and the highest recent rate.
 //! Does not: read a clock, or scan.

@@ -1,13 +1,12 @@
-//! Pre-copy: copies pages before the final stop, in which the checkpoint is captured. So the final stop copies
-//! few pages. First, dirty pages are copied in rounds, while the subject runs. If too many pages remain, pages
-//! are copied in slices. A slice is a stop that copies for at most the pause budget. Pre-copy ends when the
-//! remaining pages fit into one stop.
+//! Pre-copy: copies pages before the final stop, in which the checkpoint is captured. So the final stop copies few
+//! pages. First, dirty pages are copied in rounds, while the subject runs. If too many pages remain, pages are copied
+//! in slices. Pre-copy ends when the remaining pages fit into one stop.
 //!
 //! Owns: the rounds; the decision whether one more round is worth its cost; the slices, and the times between
 //! slices, in which the subject runs.
 //! Invariants: a round copies all pages that its scan has found, unless the subject writes too many of them again
-//! meanwhile. Before a slice copies a page, the tracker (which finds written pages) is armed to report the next change of
-//! the page. In a slice, no wait for a free buffer exceeds the pause budget.
+//! meanwhile. Before a slice copies a page, the tracker (which finds written pages) is armed to report the next change
+//! of the page. In a slice, no wait for a free buffer exceeds the pause budget.
 //! Does not: decide about slices; `budget` does.
 
 use std::num::NonZeroU64;

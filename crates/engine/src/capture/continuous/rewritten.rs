@@ -1,13 +1,15 @@
-//! Blocks of memory that the subject (a protected process tree) rewrites from one checkpoint to the next.
+//! Blocks of memory that the subject rewrites from one checkpoint to the next.
 //!
 //! The first write to a protected page costs a page fault. If the subject writes to most pages of a block before each
-//! checkpoint, the faults only show what is known. Then the block is left *loose*: its pages are not protected, and the next
-//! scan reports them all. Copying the pages of a block that have not changed costs less than the faults of the others.
+//! checkpoint, the faults only show what is known. Then the block is left *loose*: its pages are not protected, and the
+//! next scan reports them all. Copying the pages of a block that have not changed costs less than the faults of the
+//! others.
 //!
 //! Owns: the choice of the loose blocks of one process, at a checkpoint and between two checkpoints.
-//! Invariants: after a checkpoint, only anonymous memory in blocks that two successive checkpoints have found rewritten is
-//! loose. In each checkpoint, a part of them is protected, and shows whether the subject still rewrites them. If it does
-//! not, no block is loose any more. Between two checkpoints, blocks become loose that will probably be found rewritten.
+//! Invariants: after a checkpoint, only anonymous memory in blocks that two successive checkpoints have found rewritten
+//! is loose. In each checkpoint, a part of them is protected, and shows whether the subject still rewrites them. If it
+//! does not, no block is loose any more. Between two checkpoints, blocks become loose that will probably be found
+//! rewritten.
 //! Does not: protect pages; the tracker does.
 
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Tracks the address spaces of a subject from one checkpoint to the next, and copies the changed pages. A
 //! tracker finds the pages to which one process has written.
 //!
-//! Owns: the trackers; the pages that the trackers have found; the measured rates; the code that stops the
-//! subject for slices. A slice is a short stop that only copies pages.
+//! Owns: the trackers; the pages that the trackers have found; the measured rates; the code that stops the subject for
+//! slices.
 //! Invariants: a stop copies only pages that have changed since their last copy.
 //! Does not: stop the subject, except for slices.
 
@@ -53,8 +53,8 @@ pub(super) struct Spaces {
     pub(super) counts: Counts,
     /// Whether a descriptor had O_DIRECT at the last inspection.
     pub(super) bypasses_cache: bool,
-    /// Whether every page that was reported dirty is in the epoch (the checkpoint in progress) or deferred,
-    /// and no update of a tracker is incomplete.
+    /// Whether every page that was reported dirty is in the epoch or deferred, and no update of a tracker is
+    /// incomplete.
     pub(super) is_orderly: bool,
 }
 

@@ -1,8 +1,8 @@
-//! The throttling of a subject (a protected process tree) during one checkpoint, see `budget`.
+//! The throttling of a subject during one checkpoint, see `budget`.
 //!
 //! Owns: the choice of the next step: slices, one more final stop, or a stop that copies everything.
-//! Invariants: the number of rounds is bounded. The number of successive final stops without progress is also bounded. If
-//! pages were copied twice on average, each further final stop may be longer.
+//! Invariants: the number of rounds is bounded. The number of successive final stops without progress is also bounded.
+//! If pages were copied twice on average, each further final stop may be longer.
 //! Does not: measure or predict the length of stops; `budget` does.
 
 use std::time::Duration;
@@ -15,9 +15,9 @@ use super::copies::Copies;
 /// Minimum run time. A shorter run time is replaced by zero: the subject is resumed and stopped again at once.
 /// The resume and the stop alone take more than this time.
 const RUN_MIN: Duration = Duration::from_micros(100);
-/// Maximum number of successive final stops that do not reduce the number of deferred pages. The stop after
-/// them copies all pages and ignores the budget. Either the fixed part alone needs more than the budget. Or the
-/// subject has too many pages that no tracker (the component that finds written pages) can protect.
+/// Maximum number of successive final stops that do not reduce the number of deferred pages. The stop after them copies
+/// all pages and ignores the budget. Either the fixed part alone needs more than the budget. Or the subject has too
+/// many pages that no tracker can protect.
 const STALLED_MAX: u32 = 8;
 /// A checkpoint has copied each page twice, and the subject still dirties pages as fast as final stops copy them. Then each
 /// further final stop may last twice as long as the one before, up to this power of two: a checkpoint without an end would

@@ -1,5 +1,5 @@
 //! Copies pages of a stopped process with several threads: the tracer and the worker threads. The processors of the
-//! subject (the protected process tree) are idle while the subject is stopped.
+//! subject are idle while the subject is stopped.
 //!
 //! Owns: the buffers that wait for a thread, the buffers that are being filled, and the filled buffers.
 //! Invariants: one thread fills a whole buffer. The tracer collects every buffer.

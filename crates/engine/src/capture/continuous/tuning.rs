@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use model::PageCount;
 
-/// The options for the checkpoints of one subject (a protected process tree).
+/// The options for the checkpoints of one subject.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tuning {
     /// Number of threads that work inside the pause, including the tracer. The other threads scan for dirty

@@ -2,8 +2,7 @@
 //! store.
 //!
 //! Owns: the comparison.
-//! Invariants: the pages of the subject are found in the same way as for a single checkpoint, without
-//! trackers (the components that find written pages).
+//! Invariants: the pages of the subject are found in the same way as for a single checkpoint, without trackers.
 //! Does not: compare records, or report differences in the rseq structure of a thread (rseq(2)). The kernel
 //! may write to this structure between the copy and the comparison.
 

@@ -1,8 +1,8 @@
 //! The worker threads that help the tracer inside the pause.
 //!
 //! Owns: the decision whether there are workers, and the choice of their processors. Unless the user chooses
-//! processors, the workers use those of the tracer and of the subject (the protected process tree). The
-//! processors of the subject are idle while the subject is stopped.
+//! processors, the workers use those of the tracer and of the subject. The processors of the subject are idle while the
+//! subject is stopped.
 //! Invariants: without workers, a pause takes longer and has the same result.
 //! Does not: know the work of the workers.
 

@@ -1,5 +1,5 @@
-//! Finds the origin of each missing page of a running process. The origin is the address that the page had at the
-//! checkpoint. The image stores the page under this address.
+//! Finds the origin of each missing page of a running process: the address of the page at the checkpoint, under which
+//! the image stores the page.
 //!
 //! Owns: [`LiveSpace`], the list of pieces of one address space. A piece is a range of pages that are filled from
 //! the image. The program changes the pieces when it moves, discards or unmaps memory, or forks.

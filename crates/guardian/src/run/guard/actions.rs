@@ -1,4 +1,4 @@
-//! Execution of the actions that the state machine of a subject (a protected process tree) has decided.
+//! Execution of the actions that the state machine of a subject has decided.
 //!
 //! Owns: how each action is executed, and the event that reports its result.
 //! Invariants: actions are executed in their order. An action that fails ends the run. A worker thread executes an

@@ -1,4 +1,4 @@
-//! Starting or adopting a subject (a protected process tree), and building its guard.
+//! Starting or adopting a subject, and building its guard.
 //!
 //! Owns: the steps from a request to a guarded subject, their order, and the first reports.
 //! Invariants: a name is claimed before a program is started. A program that was started continues if a later step

@@ -1,4 +1,4 @@
-//! The death of a subject (a protected process tree), the next incarnation, and the end of a guard.
+//! The death of a subject, the next incarnation, and the end of a guard.
 //!
 //! Owns: the report of a death, the values that are reset for an incarnation, and the result of the run.
 //! Invariants: when a death is reported, no thread of this process traces the dead subject.

@@ -1,4 +1,4 @@
-//! The guard of one subject (a protected process tree): the host of the state machine of the subject.
+//! The guard of one subject: the host of the state machine of the subject.
 //!
 //! Owns: nothing itself. `parts` contains the values. `turn` defines the order in which events are reported.
 //! Invariants: no function here makes the event loop wait for a disk or a dying process. Signals and commits that have

@@ -1,7 +1,7 @@
 //! Reports and messages of a guard on their way to the host.
 //!
 //! Owns: the reports and messages that the host has not collected yet, and the time when people may read messages.
-//! Invariants: the director learns each report at once. While files of the subject (a protected process tree) are being rolled
+//! Invariants: the director learns each report at once. While files of the subject are being rolled
 //! back, people learn nothing, because their messages may be written to a file that is rolled back.
 //! Does not: write messages.
 

@@ -1,4 +1,4 @@
-//! What a death of a guarded subject (a protected process tree) would bring now, and warnings before the death.
+//! What a death of a guarded subject would bring now, and warnings before the death.
 //!
 //! Owns: this fact in the status, the report that the newest checkpoint with file rollback is too old, and the reports
 //! about late checkpoints.

@@ -1,5 +1,4 @@
-//! A guard controls one subject (a protected process tree). This module defines the values of a guard, grouped by
-//! topic.
+//! This module defines the values of a guard, grouped by topic.
 //!
 //! Owns: the definition of the values. The other modules of this folder change the values.
 //! Does not: act on the values.

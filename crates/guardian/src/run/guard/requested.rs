@@ -1,8 +1,8 @@
-//! Requests to restart a guarded subject (a protected process tree) from a checkpoint of this moment.
+//! Requests to restart a guarded subject from a checkpoint of this moment.
 //!
 //! Owns: the events of such a restart, and the answer to the callers.
-//! Invariants: each caller gets one answer: when the subject runs again, when the restart is called off, or when the run
-//! ends.
+//! Invariants: each caller gets one answer: when the subject runs again, when the restart is called off, or when the
+//! run ends.
 //! Does not: decide whether the subject is restarted; `supervise` does.
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The files of a guarded subject (a protected process tree) that are rolled back with the subject.
+//! The files of a guarded subject that are rolled back with the subject.
 //!
 //! Owns: reports about these files, the checkpoints that the store keeps for a rollback, and deferred messages.
 //! Invariants: between the end of the subject and the end of a rollback, nothing is written to standard error if

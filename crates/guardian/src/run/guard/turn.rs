@@ -1,8 +1,7 @@
 //! Executes one turn of the guard of a subject: reports all arrived events to the state machine, and begins due
 //! actions.
 //!
-//! A subject is a protected process tree, and its guard controls the subject. The state machine of the guard decides
-//! the actions.
+//! The state machine of the guard decides the actions.
 //!
 //! Owns: the order in which events are reported, and the descriptors and times for which a guard waits.
 //! Invariants: a turn never blocks. The turn that detects a death does not report the death. A following turn reports

@@ -1,5 +1,4 @@
-//! The heartbeat of an incarnation that is ready. An incarnation is a component from one start or restore to its next
-//! death.
+//! The heartbeat of an incarnation that is ready.
 //!
 //! Owns: the number of successive missed beats, and the difference between a hang and a failed probe.
 //! Invariants: a fault is found only after as many successive misses as the system file allows, or when the program

@@ -1,8 +1,8 @@
 //! The checks on one component of a system: when it is ready, and whether it works.
 //!
 //! Owns: which checks the keys of a component request, and when each check is made.
-//! Invariants: no check blocks. A check concerns only the present incarnation (the component since its last start or
-//! restore). Readiness is reported once for each incarnation, and no other check is made before.
+//! Invariants: no check blocks. A check concerns only the present incarnation. Readiness is reported once for each
+//! incarnation, and no other check is made before.
 //! Does not: decide what follows from a result; `supervise::Supervisor` does.
 
 mod heart;

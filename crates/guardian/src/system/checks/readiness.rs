@@ -1,4 +1,4 @@
-//! The readiness of an incarnation of a component (the component from one start or restore to its next death).
+//! The readiness of an incarnation of a component.
 //!
 //! Owns: the condition that is waited for.
 //! Does not: limit the wait; `supervise::Supervisor` does.

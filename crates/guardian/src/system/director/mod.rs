@@ -1,8 +1,6 @@
 //! The director of a system: reports events of the components to the state machine, and executes the orders of the
 //! state machine.
 //!
-//! A component is one subject (a protected process tree) of the system.
-//!
 //! Owns: the subject of each component, and the meaning of a caller's order.
 //! Invariants: nothing here blocks, except that a reload reads the system file. An order of the state machine is
 //! executed in the turn in which it was given. A caller is answered when the file that `status` reads contains the

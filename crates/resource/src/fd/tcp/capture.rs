@@ -1,4 +1,4 @@
-//! Captures a TCP socket of the subject (the protected program).
+//! Captures a TCP socket of the subject.
 //!
 //! A connection is *inside* if both of its ends are sockets of the subject. All other connections are *outside*. With
 //! `kills`, the subject is killed after the checkpoint. The restored subject *takes over* the connections, and

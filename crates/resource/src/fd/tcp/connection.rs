@@ -2,8 +2,8 @@
 //!
 //! In repair mode (TCP_REPAIR), a process can read and set sequence numbers and queues of a TCP socket. The socket
 //! sends no packet. A checkpoint reads a live socket in repair mode. A restore builds a new socket in repair mode. At
-//! the end of the restore, the socket *starts*: it leaves repair mode. An *outside* connection leads to a process
-//! that does not belong to the subject (the protected program).
+//! the end of the restore, the socket *starts*: it leaves repair mode. An *outside* connection leads to a process that
+//! does not belong to the subject.
 //!
 //! Owns: reading the state of a live socket, and building a socket with a saved state.
 //! Invariants: reading and building send no packet. A built socket stays in repair mode until [`start`].

@@ -1,11 +1,10 @@
 //! Builds the TCP sockets of an image in a restore.
 //!
 //! A connection is *inside* if both of its ends are in the image, and *outside* if only one end is in the image. A
-//! connection *waits* if the program has not yet accepted it. A connection that waits is rebuilt by a new connect(2)
-//! of its client. While the subject (the protected program) is dead, `undying` can keep the sockets of outside
-//! connections open. A kept connection without traffic since the checkpoint continues with its kept socket. A kept
-//! connection with traffic since the checkpoint is *rewound*, if possible: a new socket with the state of the
-//! checkpoint replaces the kept socket.
+//! connection *waits* if the program has not yet accepted it. A connection that waits is rebuilt by a new connect(2) of
+//! its client. While the subject is dead, `undying` can keep the sockets of outside connections open. A kept connection
+//! without traffic since the checkpoint continues with its kept socket. A kept connection with traffic since the
+//! checkpoint is *rewound*, if possible: a new socket with the state of the checkpoint replaces the kept socket.
 //!
 //! Owns: the order of building: listeners, then connections and unconnected sockets, then connections that wait.
 //! Invariants: no outside connection sends a packet before `start`, so that a failed restore does not affect the

@@ -24,8 +24,8 @@ use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
 const NAME: &str = "state/cgroup";
-/// The separator in raw state (the bytes that are copied inside the pause). The lines of the kernel precede the
-/// separator, and the memberships with groups follow the separator. No group name contains this byte.
+/// The separator in raw state. The lines of the kernel precede the separator, and the memberships with groups follow
+/// the separator. No group name contains this byte.
 const END_OF_LINES: u8 = 0;
 
 /// The state kind of control groups.

@@ -1,7 +1,6 @@
 //! A simulated subject that changes files at random, and records changes by the rules of a watch.
 //!
-//! A watch records the earlier state of a file in the undo log before the file changes. An epoch is the time between
-//! two successive checkpoints.
+//! A watch records the earlier state of a file in the undo log before the file changes.
 //!
 //! Owns: the list of records in the present epoch, random changes, and snapshots of the tree.
 //! Invariants: a change is made only after its records were written.

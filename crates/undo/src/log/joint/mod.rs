@@ -1,14 +1,13 @@
 //! A joined epoch: the content of several epochs of which only the first one begins at a retained checkpoint
 //! (docs/design/0058).
 //!
-//! An epoch is the time between two successive exact checkpoints, to which files can be rolled back. The log has one file
-//! for each epoch. A rollback to a checkpoint needs all later epochs. A program that changes the same files all the time
-//! repeats their content in each epoch. If nothing can be rolled back to the checkpoint between two epochs, of all content
-//! of a range only the oldest is needed.
+//! A rollback to a checkpoint needs all later epochs. A program that changes the same files all the time repeats their
+//! content in each epoch. If nothing can be rolled back to the checkpoint between two epochs, of all content of a range
+//! only the oldest is needed.
 //!
 //! Owns: writing a joined epoch, and the rename that exchanges it for the epochs.
-//! Invariants: a rollback has the same result with the joined epoch as with the epochs. One rename exchanges them, so that
-//! the log is complete at every moment.
+//! Invariants: a rollback has the same result with the joined epoch as with the epochs. One rename exchanges them, so
+//! that the log is complete at every moment.
 //! Does not: choose epochs, or count the size of the log; `join` does.
 
 mod writer;

@@ -1,4 +1,4 @@
-//! Operations of a rollback on the simulated disk. A rollback returns files to the state at a checkpoint.
+//! Operations of a rollback on the simulated disk.
 //!
 //! Owns: the implementation of the trait `FileSystem` for the simulated disk.
 //! Invariants: the program can be killed at each operation.
