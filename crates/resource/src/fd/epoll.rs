@@ -321,7 +321,7 @@ fn lines(info: &FdInfo) -> Result<Vec<Line>> {
     Ok(found)
 }
 
-/// Parses a line of fdinfo: `tfd: 5 events: 1d data: ffffffffffffffff pos:0 ino:61af sdev:7`
+/// Parses a line of fdinfo: `tfd:        5 events:       1d data: ffffffffffffffff pos:0 ino:61af sdev:7`
 fn parse(text: &str) -> Option<Line> {
     let value = |name: &str| {
         let rest = &text[text.find(name)? + name.len()..];

@@ -9,7 +9,7 @@ use model::Pid;
 /// The kernel's name for POSIX record locks.
 pub(crate) const POSIX: &str = "POSIX";
 
-/// The parsed line of a lock, such as `1: POSIX ADVISORY WRITE 812 fe:00:1234 0 EOF`.
+/// The parsed line of a lock, such as `1: POSIX  ADVISORY  WRITE 812 fe:00:1234 0 EOF`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LockLine<'a> {
     /// The type of the lock: `POSIX`, `FLOCK`, `OFDLCK`, `LEASE`, `DELEG`.

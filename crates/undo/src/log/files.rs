@@ -8,7 +8,7 @@ use super::storage::{LogFile, Storage};
 use crate::error::{Result, UndoError};
 
 /// The name of the file in which the fd holder, a process with a copy of the seccomp filter's listener, marks how an
-/// incarnation of the subject has ended. An incarnation lasts from one start or restore to the next death.
+/// incarnation of the subject has ended.
 ///
 /// If the subject has run without being watched, the file contains another text than an end mark
 /// ([`sys::listener_holder::end_of`]). The newest epoch is then broken: no rollback across this epoch is possible. The

@@ -48,8 +48,7 @@ struct Found {
     uncovered: Vec<(Id, PathBuf)>,
     /// Files of which an open file description reports no changes, because the watch has not detected its open.
     unseen: HashSet<Id>,
-    /// The reason if the watch has missed a change in the present epoch, so that the epoch is broken. No rollback
-    /// across a broken epoch is possible.
+    /// The reason if the watch has missed a change in the present epoch, so that the epoch is broken.
     missed: Option<String>,
 }
 

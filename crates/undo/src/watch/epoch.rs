@@ -214,8 +214,7 @@ pub(super) struct Epoch {
     /// Whether a change was recorded in this epoch. The records that the boundary writes at the beginning of the epoch
     /// do not count.
     pub(super) is_touched: bool,
-    /// The reason why the epoch is broken; `None` if the epoch is not broken. No rollback across a broken epoch is
-    /// possible.
+    /// The reason why the epoch is broken; `None` if the epoch is not broken.
     pub(super) broken: Option<String>,
     pub(super) directories: HashMap<FileKey, Names>,
     pub(super) inodes: HashMap<Id, Old>,

@@ -199,7 +199,7 @@ impl CheckpointWatch for Notice {
 /// A directory that is on a disk on nearly every machine.
 const OTHER_PLACE: &str = "/var/tmp";
 
-/// Watches one subject over all its incarnations. An incarnation lasts from one start or restore to the next death.
+/// Watches one subject over all its incarnations.
 #[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,

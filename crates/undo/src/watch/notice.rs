@@ -25,8 +25,7 @@ use super::paths::{self, Place, is_made_up};
 use super::reports::CallReports;
 use super::threads::Recipient;
 
-/// Notices changes of files by one subject over all its incarnations. An incarnation lasts from one start or restore to
-/// the next death.
+/// Notices changes of files by one subject over all its incarnations.
 #[derive(Debug)]
 pub struct Notice {
     noticed: Arc<Noticed>,

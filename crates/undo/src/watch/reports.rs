@@ -1,7 +1,7 @@
 //! The calls of a subject that a seccomp filter reports, and the thread that answers them.
 //!
-//! An incarnation lasts from one start or restore to the next death. The watch receives and answers calls through the
-//! *listener*, a descriptor of the filter. Each incarnation has a filter of its own.
+//! The watch receives and answers calls through the *listener*, a descriptor of the filter. Each incarnation has a
+//! filter of its own.
 //!
 //! Owns: the choice of the filter, its installation in a started program, and the start of the answering thread.
 //! Invariants: a listener is passed to the listener holders before the first call is answered.

@@ -160,8 +160,7 @@ pub(super) struct Source {
     pub(super) channels: Option<Arc<dyn CallHandler>>,
 }
 
-/// Answers the calls of one incarnation, until no thread of the incarnation is left. An incarnation lasts from one
-/// start or restore to the next death.
+/// Answers the calls of one incarnation, until no thread of the incarnation is left.
 pub(super) fn answer_calls(recipient: &dyn Recipient, mut source: Source) {
     loop {
         match source.listener.wait(None) {
