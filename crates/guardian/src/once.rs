@@ -171,18 +171,14 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
     let options = RestoreOptions {
         pid: request.numbers,
         inherited: streams.duplicates()?,
-        held: Vec::new(),
-        kept: engine::Kept::default(),
-        mapped: Vec::new(),
         files: files_of(request, &parts, covered, rollback),
         connections_lost: request.lose_connections,
         // With `detach`, the program does not get the terminal, because the program outlives this process and would
         // keep the terminal.
         terminal: signals.as_ref().and_then(|_| foreground.offer()),
-        watch: None,
         late_timers: request.late_timers,
-        continues: false,
         before_run: Some(before_run(request, going.as_ref(), signals.as_ref(), &failure)?),
+        ..RestoreOptions::default()
     };
     let mut written = Ok(());
     let mut running = |restored: &Restored| {
