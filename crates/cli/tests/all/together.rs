@@ -7,24 +7,24 @@ use rustix::process::Signal;
 use testkit::ProcessId;
 
 use crate::common::system::System;
-use crate::common::{compiled, supported, until};
+use crate::common::{compiled_from, supported, until};
 
 /// A server that draws pictures into memory that it shares with two clients. The clients find each picture that is lost
 /// or drawn twice.
 fn pictures(keys: &str) -> String {
-    let painter = compiled("painter").display();
-    let component = |name: &str, arguments: &str, more: &str| {
+    let component = |name: &str, program: &'static str, arguments: &str, more: &str| {
+        let program = compiled_from("../../demo/drawing", program).display();
         format!(
-            "[component.{name}]\ncommand = [\"{painter}\", {arguments}]\npolicy = \"checkpointed\"\nevery = \"50ms\"\n\
+            "[component.{name}]\ncommand = [\"{program}\", {arguments}]\npolicy = \"checkpointed\"\nevery = \"50ms\"\n\
              log = \"{name}.log\"\nrestart = {{ max = \"1000/1m\", backoff = \"1ms..1ms\" }}\n{keys}\n{more}\n"
         )
     };
     let client = |name: &str| {
-        let arguments = format!("\"client\", \"FOLDER/socket\", \"FOLDER/{name}.seen\"");
-        component(name, &arguments, "needs = [\"server\"]")
+        let arguments = format!("\"FOLDER/socket\", \"FOLDER/{name}.seen\"");
+        component(name, "client", &arguments, "needs = [\"server\"]")
     };
     [
-        component("server", "\"server\", \"FOLDER/socket\"", "ready = { listen = true }"),
+        component("server", "server", "\"FOLDER/socket\"", "ready = { listen = true }"),
         client("one"),
         client("two"),
         "[group.pictures]\nmembers = [\"server\", \"one\", \"two\"]\ntogether = true\n".to_owned(),

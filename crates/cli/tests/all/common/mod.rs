@@ -284,11 +284,16 @@ pub(crate) fn copy_program(from: impl AsRef<OsStr>, to: &Path) {
 
 /// Compiles `tests/subjects/NAME.c` once, and returns the path of the program.
 pub(crate) fn compiled(name: &'static str) -> &'static Path {
+    compiled_from("tests/subjects", name)
+}
+
+/// Compiles a program of a folder below the crate, and returns its path.
+pub(crate) fn compiled_from(folder: &'static str, name: &'static str) -> &'static Path {
     static PROGRAMS: Mutex<BTreeMap<&str, &'static Path>> = Mutex::new(BTreeMap::new());
     // No other test must see an unfinished program.
     let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
     programs.entry(name).or_insert_with(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/subjects/{name}.c"));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{folder}/{name}.c"));
         let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
         let status =
