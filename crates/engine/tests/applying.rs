@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use model::{Address, Pid, Sequence, Signal};
 use store::{
-    Base, CheckpointSink, ImageReader, ImageWriter, LogOptions, Memory, MemoryOptions, Store, WriteOptions,
+    Base, CheckpointSink, ImageReader, ImageWriter, LogOptions, Memory, MemoryOptions, Store, Urgency,
+    WriteOptions,
 };
 use tracee::StoppedTree;
 use undying_engine::{Applied, CheckpointOptions, EngineError, Result, apply, checkpoint};
@@ -164,7 +165,7 @@ fn capture_and_bring_back(
         lab.go_on();
         let options = CheckpointOptions { sequence: Sequence(round.into()), ..CheckpointOptions::default() };
         let begun = Instant::now();
-        let epoch = sink.begin(options.sequence, Base::Nothing).unwrap().unwrap();
+        let epoch = sink.begin(options.sequence, Base::Nothing, Urgency::Precopy).unwrap().unwrap();
         checkpoint(lab.root(), epoch, &options).unwrap();
         captured += begun.elapsed();
         lab.go_on();

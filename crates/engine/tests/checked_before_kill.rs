@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use image::{RecordSet, SpaceId};
-use model::{AddressRange, PageCount, Pid, Sequence};
+use image::RecordSet;
+use model::{Pid, Sequence};
 use store::{
-    Base, CheckpointSink, CommitMeta, Memory, MemoryOptions, OpenCheckpoint, PageBatch, PageSink, Ticket,
+    Base, CheckpointSink, CommitMeta, Memory, MemoryOptions, OpenCheckpoint, PageChange, PagePool, PageSink,
+    Ticket, Urgency,
 };
 use undying_engine::{CheckpointOptions, EngineError, checkpoint};
 
@@ -22,21 +23,15 @@ struct Meddling {
 }
 
 impl PageSink for Meddling {
-    fn buffer(&self) -> store::Result<PageBatch> {
-        self.inner.buffer()
+    fn pool(&self) -> &PagePool {
+        self.inner.pool()
     }
 
-    fn append(&self, batch: PageBatch) -> store::Result<()> {
-        let _removed_already = std::fs::remove_file(&self.file);
-        self.inner.append(batch)
-    }
-
-    fn buffer_pages(&self) -> PageCount {
-        self.inner.buffer_pages()
-    }
-
-    fn discard(&self, space: SpaceId, range: AddressRange) -> store::Result<()> {
-        self.inner.discard(space, range)
+    fn apply(&self, change: PageChange) -> store::Result<()> {
+        if matches!(change, PageChange::Pages(_)) {
+            let _removed_already = std::fs::remove_file(&self.file);
+        }
+        self.inner.apply(change)
     }
 }
 
@@ -82,7 +77,7 @@ fn a_subject_that_could_not_be_restored_goes_on() {
     }
     let memory = Memory::new(MemoryOptions::default());
     let options = CheckpointOptions { kill: true, sequence: Sequence(1), ..CheckpointOptions::default() };
-    let inner = memory.begin(Sequence(1), Base::Nothing).unwrap().unwrap();
+    let inner = memory.begin(Sequence(1), Base::Nothing, Urgency::Precopy).unwrap().unwrap();
     let error = checkpoint(pid, Box::new(Meddling { inner, file: file.clone() }), &options).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, EngineError::NotRestorable(_)), "{text}");
@@ -93,7 +88,7 @@ fn a_subject_that_could_not_be_restored_goes_on() {
         std::thread::sleep(Duration::from_millis(1));
     }
     // The next checkpoint contains the content of the removed file.
-    let inner = memory.begin(Sequence(2), Base::Nothing).unwrap().unwrap();
+    let inner = memory.begin(Sequence(2), Base::Nothing, Urgency::Precopy).unwrap().unwrap();
     checkpoint(pid, inner, &CheckpointOptions { sequence: Sequence(2), ..options }).unwrap();
     // The engine may have reaped the subject already.
     assert!(!matches!(subject.0.try_wait(), Ok(None)), "it was not ended");

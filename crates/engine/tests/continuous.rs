@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use model::{Pid, Sequence, Signal};
+use model::{PageCount, Pid, Sequence, Signal};
 use store::{
-    ImageReader, ImageWriter, LogOptions, LogWriter, RetentionPolicy, Store, SubjectName, WriteOptions,
+    CheckpointSink, ImageReader, ImageWriter, LogOptions, LogWriter, RetentionPolicy, Store, SubjectName,
+    WriteOptions,
 };
 use sys::features::Feature;
 use tracee::procfs::Mapping;
@@ -22,6 +23,11 @@ use undying_engine::{
     CheckpointOptions, Continuous, FilePolicy, Files, MAX_PAUSE_MIN, PidPolicy, Preference, RestoreOptions,
     Tuning, checkpoint, restore,
 };
+
+#[path = "common/outside.rs"]
+mod outside;
+
+use outside::remote_sink::RemoteSink;
 
 /// The time between two checkpoints.
 const EVERY: Duration = Duration::from_millis(10);
@@ -254,15 +260,18 @@ fn best() -> &'static dyn TrackerKind {
 
 /// Takes checkpoints and compares them with the program. Returns how many pages were compared, and how many pages
 /// differed.
-fn differences_with(mut subject: Continuous, lab: &Lab, count: usize) -> (u64, u64) {
-    let log = lab.log();
+fn differences_with(subject: Continuous, lab: &Lab, count: usize) -> (u64, u64) {
+    differences_in(&lab.log(), subject, lab, count)
+}
+
+fn differences_in(sink: &dyn CheckpointSink, mut subject: Continuous, lab: &Lab, count: usize) -> (u64, u64) {
     let read = |sequence| lab.store.image(&lab.name, sequence);
     let (mut pages, mut differences) = (0, 0);
     let mut sequence = lab.options().sequence;
     for _ in 0..count {
         let options = CheckpointOptions { sequence, ..lab.options() };
         sequence = Sequence(sequence.get() + 1);
-        match subject.checkpoint_and_verify(&log, &read, &options) {
+        match subject.checkpoint_and_verify(sink, &read, &options) {
             Ok(Some((_, found))) => {
                 pages += found.pages.get();
                 differences += found.differences.get();
@@ -296,6 +305,23 @@ fn a_comparison_finds_what_a_tracker_misses_and_nothing_else() {
     let (pages, differences) = differences_with(Continuous::new(pid, &Blind), &lab, COMPARISONS);
     println!("blind: {differences} of {pages} pages");
     assert!(differences > 0, "{pages} pages");
+    assert_alive(pid);
+    kill(pid);
+}
+
+#[test]
+fn a_sink_outside_of_the_store_receives_every_page() {
+    if !rustix::process::geteuid().is_root() {
+        println!("unsupported: root");
+        return;
+    }
+    let lab = Lab::new();
+    let Some(child) = lab.start() else { return };
+    let pid = Pid(child.id() as i32);
+    lab.await_rounds(5);
+    let sink = RemoteSink::new(lab.log(), PageCount(512));
+    let (pages, differences) = differences_in(&sink, Continuous::new(pid, best()), &lab, COMPARISONS);
+    assert!(pages > 1_000 && differences == 0, "{differences} of {pages} pages");
     assert_alive(pid);
     kill(pid);
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use model::{Pid, Sequence, Signal, Tid};
-use store::{Base, CheckpointSink, Memory, MemoryOptions};
+use store::{Base, CheckpointSink, Memory, MemoryOptions, Urgency};
 use sys::task_reader::{Field, TaskReader};
 use undying_engine::{CheckpointOptions, Continuous, checkpoint};
 
@@ -123,7 +123,7 @@ impl Captures {
     /// Returns the records of a capture that has no cached results.
     fn of_asked(&mut self, subject: &Subject) -> Vec<String> {
         let options = self.options();
-        let epoch = self.memory.begin(options.sequence, Base::Nothing).unwrap().unwrap();
+        let epoch = self.memory.begin(options.sequence, Base::Nothing, Urgency::Precopy).unwrap().unwrap();
         checkpoint(subject.root(), epoch, &options).unwrap();
         self.records(options.sequence)
     }

@@ -19,7 +19,7 @@ use image::{Owner, Record, RecordSet, SpaceId, Timings};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
 use store::{
     Base, CheckpointSink, CommitMeta, LogOptions, LogWriter, OpenCheckpoint, RetentionPolicy, Store,
-    SubjectName,
+    SubjectName, Urgency,
 };
 
 use undying_store as store;
@@ -105,11 +105,11 @@ fn main() -> Outcome<()> {
 
 /// Writes the first checkpoint, with all pages.
 fn fill(writer: &LogWriter, load: &mut Load) -> Outcome<()> {
-    let epoch = writer.begin(Sequence(1), Base::Nothing)?.ok_or("behind at the start")?;
+    let epoch = writer.begin(Sequence(1), Base::Nothing, Urgency::Precopy)?.ok_or("behind at the start")?;
     let begun = Instant::now();
     let mut page = 0;
     while page < load.subject {
-        let mut batch = epoch.buffer()?;
+        let mut batch = epoch.pool().buffer()?;
         let pages = batch.room().get().min(load.subject - page);
         let bytes =
             batch.push(SpaceId(0), Address(page * PAGE_BYTES), PageCount(pages)).ok_or("a batch is full")?;
@@ -129,7 +129,7 @@ fn run(writer: &LogWriter, load: &mut Load) -> Outcome<Measured> {
     for number in 0..load.hertz * load.seconds {
         let due = started + period * number as u32;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let Some(epoch) = writer.begin(Sequence(number + 2), Base::Newest)? else {
+        let Some(epoch) = writer.begin(Sequence(number + 2), Base::Newest, Urgency::Precopy)? else {
             measured.skipped += 1;
             continue;
         };
@@ -151,11 +151,11 @@ fn run(writer: &LogWriter, load: &mut Load) -> Outcome<Measured> {
 fn dirty(epoch: &dyn OpenCheckpoint, load: &mut Load, measured: &mut Measured) -> Outcome<()> {
     let mut left = load.dirty;
     while left > 0 {
-        let mut batch = match epoch.free_buffer()? {
+        let mut batch = match epoch.pool().free_buffer()? {
             Some(batch) => batch,
             None => {
                 measured.waited += 1;
-                epoch.buffer()?
+                epoch.pool().buffer()?
             }
         };
         while left > 0 && batch.room() > PageCount(0) {

@@ -68,7 +68,7 @@ fn write(path: &Path, memory: &PageBuffer, options: WriteOptions, method: Method
     let (mut at, end) = (memory.as_ptr().addr() as u64, memory.as_ptr().addr() as u64 + memory.size().get());
     while at < end {
         let before = Instant::now();
-        let mut batch = writer.buffer()?;
+        let mut batch = writer.pool().buffer()?;
         waited += before.elapsed();
         let before = Instant::now();
         let pages = PageCount(batch.room().get().min((end - at) / PAGE_BYTES));
@@ -134,7 +134,7 @@ fn small(path: &Path, options: WriteOptions) -> Outcome<()> {
     for number in 1..=IMAGES as u64 {
         let begun = Instant::now();
         let writer = store.begin(&name, Sequence(number), options)?;
-        let mut batch = writer.buffer()?;
+        let mut batch = writer.pool().buffer()?;
         if let Some(bytes) = batch.push(SpaceId(0), Address(0x40_0000), PageCount(100)) {
             bytes.fill(7);
         }

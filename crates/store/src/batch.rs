@@ -1,6 +1,6 @@
 //! A buffer that is being filled with pages, and the list of these pages.
 //!
-//! Owns: `PageBatch`, and the order of its pieces in the buffer.
+//! Owns: `PageBatch`, `PageChange`, and the order of its pieces in the buffer.
 //! Invariants: pieces are contiguous in the buffer, in the order in which they were pushed.
 //! Does not: copy or hash pages.
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use image::{Extent, SpaceId};
-use model::{Address, PAGE_BYTES, PageCount};
+use model::{Address, AddressRange, PAGE_BYTES, PageCount};
 use sys::page_buffer::PageBuffer;
 
 /// A range of consecutive pages of one address space in a batch.
@@ -33,6 +33,16 @@ pub struct PageBatch {
     pieces: Vec<Piece>,
     filled: PageCount,
     lent: Option<Lent>,
+}
+
+/// A change of the pages of a checkpoint. Changes take effect in the order in which they are passed to the sink.
+#[derive(Debug)]
+pub enum PageChange {
+    /// Adds these pages.
+    Pages(PageBatch),
+    /// Removes a range of pages. If a page of this range is added after the removal, the page belongs to the checkpoint
+    /// again.
+    Discard(SpaceId, AddressRange),
 }
 
 /// Counts a buffer as used by a pool. Dropping the value decreases the number of used buffers. `PageBatch::unlent`
@@ -122,6 +132,12 @@ impl PageBatch {
     #[must_use]
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
+    }
+
+    /// Returns the bytes of the pages of one of the pieces.
+    #[must_use]
+    pub fn bytes_of(&self, piece: &Piece) -> &[u8] {
+        &self.buffer[byte_range(piece.at, piece.pages)]
     }
 
     /// Returns the bytes of all pages pushed so far, in order. One scattered read can fill these bytes.

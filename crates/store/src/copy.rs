@@ -105,7 +105,7 @@ fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<()> {
 fn append(writer: &ImageWriter, extent: &Extent, bytes: Option<&[u8]>) -> Result<()> {
     let mut done = PageCount(0);
     while done < extent.pages {
-        let mut batch = writer.buffer()?;
+        let mut batch = writer.pool().buffer()?;
         done += batch.copy(extent, done, bytes);
         writer.append(batch)?;
     }

@@ -42,22 +42,23 @@ mod writer;
 
 pub use backend::directory::Directory;
 pub use backend::{BACKENDS, Backend};
-pub use batch::{PageBatch, Piece};
+pub use batch::{PageBatch, PageChange, Piece};
 pub use codec::{CODECS, Codec, Compressor, codec};
 pub use common::CommonPages;
 pub use error::{Error, Result};
 pub use layout::WriteOptions;
 pub use load::{LoadedRun, VerifyReport};
 pub use log::{
-    Completion, EPOCHS_IN_FLIGHT_MAX, LogCommitted, LogOptions, LogStatus, LogThreads, LogWriter,
+    Completer, Completion, EPOCHS_IN_FLIGHT_MAX, LogCommitted, LogOptions, LogStatus, LogThreads, LogWriter,
     RetentionPolicy, SegmentCompression, SizeLimit, Squashed, Ticket,
 };
 pub use medium::{Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
 pub use memory::{Memory, MemoryOptions};
 pub use meta::{CommitMeta, WriteTimings};
 pub use name::SubjectName;
+pub use pool::{PagePool, Waits};
 pub use reader::ImageReader;
-pub use sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
+pub use sink::{Base, CheckpointSink, OpenCheckpoint, PageSink, Urgency};
 pub use staging::is_staging_name;
 pub use stock::{BufferStock, held_memory_max, held_memory_most};
 pub use store::{Store, StoreEntry};

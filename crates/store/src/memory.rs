@@ -12,24 +12,22 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use image::{
-    Checksum, Commit, Extent, ImageKind, PageIndex, PageMap, RecordSet, SealedFile, SegmentId, SpaceId,
-};
-use model::{AddressRange, ByteCount, PAGE_BYTES, PageCount, Sequence};
+use image::{Checksum, Commit, Extent, ImageKind, PageIndex, PageMap, RecordSet, SealedFile, SegmentId};
+use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use sys::Errno;
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
-use crate::batch::PageBatch;
+use crate::batch::{PageBatch, PageChange};
 use crate::error::{Error, Result};
 use crate::lock::locked;
 use crate::log::{LogCommitted, Ticket};
 use crate::medium::PageSource;
 use crate::meta::{CommitMeta, WriteTimings};
 use crate::packer::pack_into;
-use crate::pool::Pool;
+use crate::pool::{PagePool, Waits};
 use crate::reader::{ImageReader, Segment};
-use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
+use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink, Urgency};
 use crate::stock::BufferStock;
 
 /// A commit compacts if the number of buffers exceeds a limit. The limit is twice the number of buffers that the live
@@ -59,7 +57,7 @@ impl Default for MemoryOptions {
 /// Checkpoints of one subject in memory. A clone refers to the same checkpoints.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    pool: Arc<Pool>,
+    pool: Arc<PagePool>,
     kept: Arc<Mutex<VecDeque<Kept>>>,
     keep: usize,
 }
@@ -70,13 +68,7 @@ struct MemoryEpoch {
     memory: Memory,
     sequence: Sequence,
     base: Base,
-    orders: Mutex<Vec<Order>>,
-}
-
-#[derive(Debug)]
-enum Order {
-    Pages(PageBatch),
-    Discard(SpaceId, AddressRange),
+    changes: Mutex<Vec<PageChange>>,
 }
 
 /// A committed checkpoint.
@@ -100,14 +92,18 @@ struct Pages {
 #[derive(Debug)]
 struct Filled {
     buffer: Option<PageBuffer>,
-    pool: Arc<Pool>,
+    pool: Arc<PagePool>,
 }
 
 impl Memory {
     /// Creates an empty set of checkpoints.
     #[must_use]
     pub fn new(options: MemoryOptions) -> Self {
-        let pool = Arc::new(Pool::new(options.buffers_max, BufferStock::new(options.buffer_pages)));
+        let pool = Arc::new(PagePool::new(
+            options.buffers_max,
+            BufferStock::new(options.buffer_pages),
+            Waits::Never,
+        ));
         Self { pool, kept: Arc::default(), keep: options.keep.get() }
     }
 
@@ -141,39 +137,22 @@ impl Memory {
 impl CheckpointSink for Memory {
     /// Begins a checkpoint. If no checkpoint is kept, the new checkpoint has no initial pages, also with
     /// `Base::Newest`.
-    fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
+    fn begin(&self, sequence: Sequence, base: Base, _: Urgency) -> Result<Option<Box<dyn OpenCheckpoint>>> {
         if locked(&self.kept).back().is_some_and(|newest| sequence <= newest.commit.sequence) {
             return Err(Error::Exists(path_of(sequence)));
         }
-        let epoch = MemoryEpoch { memory: self.clone(), sequence, base, orders: Mutex::default() };
+        let epoch = MemoryEpoch { memory: self.clone(), sequence, base, changes: Mutex::default() };
         Ok(Some(Box::new(epoch)))
     }
 }
 
 impl PageSink for MemoryEpoch {
-    fn buffer(&self) -> Result<PageBatch> {
-        take(&self.memory.pool)
+    fn pool(&self) -> &PagePool {
+        &self.memory.pool
     }
 
-    fn append(&self, batch: PageBatch) -> Result<()> {
-        self.order(Order::Pages(batch));
-        Ok(())
-    }
-
-    fn free_buffer(&self) -> Result<Option<PageBatch>> {
-        self.memory.pool.take_free()
-    }
-
-    fn put_back(&self, batch: PageBatch) {
-        self.memory.pool.give_batch(batch);
-    }
-
-    fn buffer_pages(&self) -> PageCount {
-        self.memory.pool.buffer_pages()
-    }
-
-    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
-        self.order(Order::Discard(space, range));
+    fn apply(&self, change: PageChange) -> Result<()> {
+        locked(&self.changes).push(change);
         Ok(())
     }
 }
@@ -181,15 +160,15 @@ impl PageSink for MemoryEpoch {
 impl OpenCheckpoint for MemoryEpoch {
     fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
         let mut took = Stopwatch::start();
-        let Self { memory, sequence, base, orders } = *self;
+        let Self { memory, sequence, base, changes } = *self;
         let newest =
             locked(&memory.kept).back().filter(|_| base == Base::Newest).map(|kept| kept.pages.clone());
         let kind = if newest.is_some() { ImageKind::Delta } else { ImageKind::Full };
         let mut pages = newest.unwrap_or_default();
-        for order in orders.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            match order {
-                Order::Pages(batch) => pages.enter(batch, &memory.pool)?,
-                Order::Discard(space, range) => pages.map.discard(space, range),
+        for change in changes.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            match change {
+                PageChange::Pages(batch) => pages.enter(batch, &memory.pool)?,
+                PageChange::Discard(space, range) => pages.map.discard(space, range),
             }
         }
         let index = pages.settle(&memory.pool)?;
@@ -210,16 +189,10 @@ impl OpenCheckpoint for MemoryEpoch {
     }
 }
 
-impl MemoryEpoch {
-    fn order(&self, order: Order) {
-        locked(&self.orders).push(order);
-    }
-}
-
 impl Pages {
     /// Adds the pages of a batch (a filled buffer) to the page map, and keeps the buffer. Gives the buffer back if all
     /// pages are zero pages.
-    fn enter(&mut self, batch: PageBatch, pool: &Arc<Pool>) -> Result<()> {
+    fn enter(&mut self, batch: PageBatch, pool: &Arc<PagePool>) -> Result<()> {
         let (mut buffer, pieces) = pool.parts_of(batch);
         let id = SegmentId(self.next);
         if pack_into(&mut self.map, id, 0, &mut buffer, &pieces) == PageCount(0) {
@@ -233,7 +206,7 @@ impl Pages {
 
     /// Returns the index, and frees the buffers without live pages. If the remaining buffers are too many, moves the
     /// pages of sparse buffers into new buffers.
-    fn settle(&mut self, pool: &Arc<Pool>) -> Result<PageIndex> {
+    fn settle(&mut self, pool: &Arc<PagePool>) -> Result<PageIndex> {
         let index = self.index()?;
         let live = self.live(&index);
         let pages: u64 = live.values().sum();
@@ -241,12 +214,12 @@ impl Pages {
         if self.buffers.len() <= 2 * pages.div_ceil(each) as usize + SLACK {
             return Ok(index);
         }
-        let mut batch = take(pool)?;
+        let mut batch = pool.buffer()?;
         for extent in index.extents() {
             let Some((id, bytes)) = extent.stored().filter(|(id, _)| live[id] < each / 2) else { continue };
             let Some(from) = self.buffers.get(&id).cloned() else { continue };
             if extent.pages > batch.room() {
-                self.enter(std::mem::replace(&mut batch, take(pool)?), pool)?;
+                self.enter(std::mem::replace(&mut batch, pool.buffer()?), pool)?;
             }
             if let Some(place) = batch.push(extent.space, extent.start, extent.pages) {
                 from.read(place, ByteCount(bytes.start))?;
@@ -303,11 +276,6 @@ const PLACE: &str = "memory";
 /// Returns the path that errors show for a checkpoint.
 fn path_of(sequence: Sequence) -> PathBuf {
     PathBuf::from(format!("{PLACE}@{sequence}"))
-}
-
-/// Returns an empty buffer. If the limit is reached, fails and does not wait.
-fn take(pool: &Pool) -> Result<PageBatch> {
-    pool.take_now()?.ok_or_else(exhausted)
 }
 
 fn exhausted() -> Error {

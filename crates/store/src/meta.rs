@@ -35,7 +35,8 @@ impl CommitMeta {
     }
 
     /// Returns the commit record with this metadata.
-    pub(crate) fn record(
+    #[must_use]
+    pub fn record(
         self,
         kind: ImageKind,
         pages: PageCount,

@@ -13,11 +13,11 @@ use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use image::{PageMap, SegmentId, SpaceId};
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES};
+use image::{PageMap, SegmentId};
+use model::{Address, ByteCount, PAGE_BYTES};
 use sys::clock::Stopwatch;
 
-use crate::batch::PageBatch;
+use crate::batch::{PageBatch, PageChange};
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::known_pages::KnownPages;
@@ -26,7 +26,7 @@ use crate::lock::locked;
 use crate::medium::{Medium, Writes};
 use crate::meta::WriteTimings;
 use crate::packer::pack_into;
-use crate::pool::{OnPanic, Pool};
+use crate::pool::{OnPanic, PagePool, Waits};
 use crate::segment::{EndedSegment, SegmentWriter};
 use crate::stock::BufferStock;
 
@@ -47,8 +47,7 @@ pub(crate) const SEGMENT: SegmentId = SegmentId(0);
 /// An order for the writing thread.
 #[derive(Debug)]
 pub(crate) enum Order {
-    Pages(PageBatch),
-    Discard(SpaceId, AddressRange),
+    Change(PageChange),
     Finish,
 }
 
@@ -71,7 +70,7 @@ type Outcome = Result<Option<Finished>>;
 #[derive(Debug)]
 pub(crate) struct PagesWriter {
     stage: Mutex<Stage>,
-    pub(crate) pool: Arc<Pool>,
+    pub(crate) pool: Arc<PagePool>,
 }
 
 #[derive(Debug)]
@@ -93,13 +92,13 @@ enum Stage {
 #[derive(Debug)]
 pub(crate) enum Ending {
     Done(Finished),
-    Coming { pool: Arc<Pool>, handle: JoinHandle<Outcome> },
+    Coming { pool: Arc<PagePool>, handle: JoinHandle<Outcome> },
 }
 
 impl PagesWriter {
     pub(crate) fn new(medium: Arc<dyn Medium>, segment: PathBuf, options: WriteOptions) -> Self {
         let WriteOptions { buffers, buffer_pages, codec } = options;
-        let pool = Arc::new(Pool::new(buffers.get(), BufferStock::new(buffer_pages)));
+        let pool = Arc::new(PagePool::new(buffers.get(), BufferStock::new(buffer_pages), Waits::Always));
         let worker = Box::new(Worker {
             medium,
             path: segment,
@@ -114,15 +113,10 @@ impl PagesWriter {
         Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
     }
 
-    /// Starts the thread before the first batch arrives. A caller that expects many pages calls this method.
-    pub(crate) fn begin(&self) -> Result<()> {
-        locked(&self.stage).start(&self.pool).map(drop)
-    }
-
     pub(crate) fn send(&self, order: Order) -> Result<()> {
         let mut stage = locked(&self.stage);
         let order = match (&mut *stage, order) {
-            (Stage::Few { held: held @ None, .. }, Order::Pages(batch))
+            (Stage::Few { held: held @ None, .. }, Order::Change(PageChange::Pages(batch)))
                 if batch.buffer.size() < self.pool.size() =>
             {
                 *held = Some(batch);
@@ -130,7 +124,7 @@ impl PagesWriter {
             }
             // No page was received yet, so the order has no effect. The thread is not started, because the subject may
             // be stopped, and the start of a thread takes time.
-            (Stage::Few { held: None, .. }, Order::Discard(..)) => return Ok(()),
+            (Stage::Few { held: None, .. }, Order::Change(PageChange::Discard(..))) => return Ok(()),
             (_, order) => order,
         };
         let orders = stage.start(&self.pool)?;
@@ -163,7 +157,7 @@ impl PagesWriter {
 
 impl Stage {
     /// Returns the queue of the thread. Starts the thread if the thread does not run.
-    fn start(&mut self, pool: &Pool) -> Result<SyncSender<Order>> {
+    fn start(&mut self, pool: &PagePool) -> Result<SyncSender<Order>> {
         match std::mem::replace(self, Self::Over) {
             Self::Few { worker, held } => {
                 let (orders, receiver) = mpsc::sync_channel(ORDERS_MAX);
@@ -172,7 +166,7 @@ impl Stage {
                 let handle = handle.map_err(|error| sys::Error::new("start a thread", error))?;
                 *self = Self::Thread { orders: orders.clone(), handle };
                 // The new queue has space for this order.
-                match held.map(|batch| orders.send(Order::Pages(batch))) {
+                match held.map(|batch| orders.send(Order::Change(PageChange::Pages(batch)))) {
                     Some(Err(_)) => Err(failure(pool)),
                     _ => Ok(orders),
                 }
@@ -218,7 +212,7 @@ impl Drop for PagesWriter {
 struct Worker {
     medium: Arc<dyn Medium>,
     path: PathBuf,
-    pool: Arc<Pool>,
+    pool: Arc<PagePool>,
     writes: Writes,
     codec: Option<&'static dyn Codec>,
     segment: Option<SegmentWriter>,
@@ -263,8 +257,8 @@ impl Worker {
                 Err(TryRecvError::Disconnected) => return Ok(None),
             };
             match order {
-                Order::Pages(batch) => self.store(batch)?,
-                Order::Discard(space, range) => self.map.discard(space, range),
+                Order::Change(PageChange::Pages(batch)) => self.store(batch)?,
+                Order::Change(PageChange::Discard(space, range)) => self.map.discard(space, range),
                 Order::Finish => {
                     self.flush()?;
                     return self.finish().map(Some);
@@ -399,7 +393,7 @@ impl Worker {
 }
 
 /// Returns the error that explains why the thread accepts no more orders.
-fn failure(pool: &Pool) -> Error {
+fn failure(pool: &PagePool) -> Error {
     let gone = || Error::Io(sys::Error::new("continue after a failed write", sys::Errno::SHORT));
     pool.failure().unwrap_or_else(gone)
 }

@@ -9,8 +9,9 @@
 //! Does not: keep free buffers, except those for callers that wait while the subject is stopped; clear a buffer between
 //! two uses.
 
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use model::{ByteCount, PAGE_BYTES, PageCount};
@@ -23,14 +24,36 @@ use crate::error::{Error, Result};
 use crate::lock::locked;
 use crate::stock::BufferStock;
 
+/// The buffers that one sink lends to copiers. Copiers and the sink share the pool by reference.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub struct PagePool {
     state: Mutex<State>,
     changed: Condvar,
     limit: usize,
+    waits: Waits,
     stock: BufferStock,
     /// The number of buffers in use: with a copier, with the writer, or waiting for a hurried caller.
     used: Arc<AtomicUsize>,
+    /// The writer of a log without its own thread.
+    driver: OnceLock<Weak<dyn Drive>>,
+}
+
+/// A writer that works when a caller waits for a buffer.
+pub(crate) trait Drive: Debug + Send + Sync {
+    /// Writes all buffers that the writer has received.
+    fn drive(&self) -> Result<()>;
+}
+
+/// The behaviour of a pool when all its buffers are in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waits {
+    /// Callers wait for a buffer, at most as long as `limit_waits` allows. The reserve and spare buffers are beyond the
+    /// limit of the pool.
+    Limited,
+    /// Callers wait for a buffer, without a limit of time.
+    Always,
+    /// No caller waits, and there are no buffers beyond the limit. A call fails with `Full` instead.
+    Never,
 }
 
 #[derive(Debug, Default)]
@@ -50,14 +73,25 @@ struct State {
     hurried: usize,
 }
 
-impl Pool {
-    /// Returns a pool that uses at most `limit` buffers of a stock.
-    pub(crate) fn new(limit: usize, stock: BufferStock) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), limit, stock, used: Arc::default() }
+impl PagePool {
+    /// Returns a pool that uses at most `limit` buffers of a stock, beside the reserve.
+    #[must_use]
+    pub fn new(limit: usize, stock: BufferStock, waits: Waits) -> Self {
+        let (state, changed, used) = (Mutex::default(), Condvar::new(), Arc::default());
+        Self { state, changed, limit, waits, stock, used, driver: OnceLock::new() }
+    }
+
+    /// Makes the first wait of each caller call `driver`.
+    pub(crate) fn set_driver(&self, driver: Weak<dyn Drive>) {
+        let _ = self.driver.set(driver);
     }
 
     /// Makes the stock keep as many buffers ready as the pool lends without a wait. Called before each checkpoint.
-    pub(crate) fn prepare(&self) -> Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of an allocation.
+    pub fn prepare(&self) -> Result<()> {
         self.stock.prepare(self.limit)
     }
 
@@ -67,12 +101,14 @@ impl Pool {
     }
 
     /// Returns the number of pages in a buffer.
-    pub(crate) const fn buffer_pages(&self) -> PageCount {
+    #[must_use]
+    pub const fn buffer_pages(&self) -> PageCount {
         PageCount(self.size().get() / PAGE_BYTES)
     }
 
     /// Returns the memory of the buffers in use.
-    pub(crate) fn in_use(&self) -> ByteCount {
+    #[must_use]
+    pub fn in_use(&self) -> ByteCount {
         ByteCount(self.used.load(Ordering::Relaxed) as u64 * self.size().get())
     }
 
@@ -83,9 +119,13 @@ impl Pool {
         self.take_one(&mut state)
     }
 
-    /// Returns an empty buffer if the limits allow one more buffer, and a buffer is free. Does not allocate, because an
-    /// allocation takes long.
-    pub(crate) fn take_free(&self) -> Result<Option<PageBatch>> {
+    /// Returns an empty buffer if the limits allow one more buffer, and a buffer is free. Neither waits nor allocates, so
+    /// that the method can be called while the subject is stopped.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure of the sink.
+    pub fn free_buffer(&self) -> Result<Option<PageBatch>> {
         let mut state = locked(&self.state);
         state.check()?;
         if let Some(handed) = self.take_handed(&mut state) {
@@ -95,15 +135,29 @@ impl Pool {
         Ok(free.map(|buffer| self.lend(buffer)))
     }
 
-    /// Waits for an empty buffer. Calls `drive` once before the first wait. A writer without a thread returns buffers
-    /// during this call.
-    pub(crate) fn take(&self, drive: impl FnOnce() -> Result<()>) -> Result<PageBatch> {
-        self.wait_for(drive, |state| self.take_one(state))
+    /// Returns an empty buffer. Waits until a buffer is free. A caller waits forever if this caller holds all buffers and
+    /// passes none of them to the sink.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure of the sink, `Slow` or `CalledOff` if the wait has ended, or `Full` if the pool never waits.
+    pub fn buffer(&self) -> Result<PageBatch> {
+        self.wait_for(|state| self.take_one(state))
     }
 
-    /// Waits for a reserve of `count` buffers, beyond the limit of the pool. Calls `drive` once before the first wait.
-    pub(crate) fn reserve(&self, drive: impl FnOnce() -> Result<()>, count: usize) -> Result<Vec<PageBatch>> {
-        self.wait_for(drive, |state| {
+    /// Returns an empty buffer for this number of pages. For few pages, the buffer is smaller than usual, because the
+    /// allocation of a usual buffer would cost more than the copying. Fails as `buffer` does.
+    pub fn buffer_for(&self, pages: PageCount) -> Result<PageBatch> {
+        if pages >= self.buffer_pages() {
+            return self.buffer();
+        }
+        Ok(PageBatch::over(PageBuffer::new(pages.bytes())?))
+    }
+
+    /// Returns a reserve of `count` buffers for a pause, beyond the limit of the pool. Waits until at most `limit` buffers
+    /// are in use. Fails as `buffer` does.
+    pub fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
+        self.wait_for(|state| {
             state.reserved = count;
             self.recall(state);
             if self.used.load(Ordering::Relaxed) > self.limit {
@@ -113,14 +167,22 @@ impl Pool {
         })
     }
 
-    /// Returns a free buffer, or allocates a buffer, regardless of all limits. Waits for no lock.
-    pub(crate) fn spare(&self) -> Result<PageBatch> {
+    /// Returns a free buffer, or allocates a buffer, beyond the limit and the reserve. The next `reserve` waits until this
+    /// buffer is returned. Waits for no lock.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Full` if the pool never waits and has reached its limit, or the error of an allocation.
+    pub fn spare(&self) -> Result<PageBatch> {
+        if self.waits == Waits::Never && self.used.load(Ordering::Relaxed) >= self.limit {
+            return Err(exhausted());
+        }
         Ok(self.lend(self.stock.take_or_make()?))
     }
 
     /// Returns one more buffer of the reserve. If more than `limit` buffers are not in use, the reserve stays as it is.
-    /// Otherwise, the reserve is increased.
-    pub(crate) fn extend_reserve(&self) -> Result<PageBatch> {
+    /// Otherwise, the reserve is increased. Fails as `spare` does.
+    pub fn extend_reserve(&self) -> Result<PageBatch> {
         let mut state = locked(&self.state);
         state.check()?;
         if self.used.load(Ordering::Relaxed) >= state.reserved {
@@ -130,23 +192,20 @@ impl Pool {
         self.spare()
     }
 
-    /// Waits until at most `here` buffers are in use beyond the limit and the reserve. Calls `drive` once before the first
-    /// wait.
-    pub(crate) fn settle(&self, drive: impl FnOnce() -> Result<()>, here: usize) -> Result<()> {
-        self.wait_for(drive, |state| {
+    /// Waits until at most `here` buffers are in use beyond the limit and the reserve, so that a checkpoint with many pauses
+    /// does not allocate more for each of them. The caller has `here` empty buffers. Must not be called while the subject
+    /// is stopped. Fails as `buffer` does.
+    pub fn settle(&self, here: usize) -> Result<()> {
+        self.wait_for(|state| {
             self.recall(state);
             Ok((self.used.load(Ordering::Relaxed) <= self.limit + state.reserved + here).then_some(()))
         })
     }
 
-    /// Calls `take` until `take` returns a value. Waits for a returned buffer before each new call. Calls `drive` once
+    /// Calls `take` until `take` returns a value. Waits for a returned buffer before each new call. Calls the driver once
     /// before the first wait.
-    fn wait_for<T>(
-        &self,
-        drive: impl FnOnce() -> Result<()>,
-        take: impl Fn(&mut State) -> Result<Option<T>>,
-    ) -> Result<T> {
-        let (begun, mut drive) = (Stopwatch::start(), Some(drive));
+    fn wait_for<T>(&self, take: impl Fn(&mut State) -> Result<Option<T>>) -> Result<T> {
+        let (begun, mut driver) = (Stopwatch::start(), self.driver.get().and_then(Weak::upgrade));
         let mut state = locked(&self.state);
         loop {
             state.check()?;
@@ -154,9 +213,12 @@ impl Pool {
                 state.waited += begun.elapsed();
                 return Ok(taken);
             }
-            if let Some(drive) = drive.take() {
+            if self.waits == Waits::Never {
+                return Err(exhausted());
+            }
+            if let Some(driver) = driver.take() {
                 drop(state);
-                drive()?;
+                driver.drive()?;
                 state = locked(&self.state);
                 continue;
             }
@@ -193,8 +255,11 @@ impl Pool {
         locked(&self.state).called_off
     }
 
-    /// Sets the maximum time of all following waits together; `None` removes the limit.
-    pub(crate) fn limit_waits(&self, wait_max: Option<Duration>) {
+    /// Sets the maximum time of all following waits together, so that a slow store cannot block the caller forever. A
+    /// limit means that the subject may be stopped: during such a wait, the store waits for nothing to keep its maximum
+    /// size. `None` removes the limit.
+    pub fn limit_waits(&self, wait_max: Option<Duration>) {
+        let wait_max = wait_max.filter(|_| self.waits == Waits::Limited);
         let mut state = locked(&self.state);
         (state.wait_max, state.waited) = (wait_max, Duration::ZERO);
     }
@@ -229,7 +294,7 @@ impl Pool {
     }
 
     /// Takes back the buffer of a batch. The pages in the buffer are discarded.
-    pub(crate) fn give_batch(&self, batch: PageBatch) {
+    pub fn put_back(&self, batch: PageBatch) {
         let (buffer, pieces) = self.parts_of(batch);
         self.give(buffer);
         self.give_pieces(pieces);
@@ -242,7 +307,7 @@ impl Pool {
 
     /// Makes every following request for a buffer fail with this error, and wakes the waiting threads. An earlier error
     /// is not replaced.
-    pub(crate) fn fail(&self, error: &Error) {
+    pub fn fail(&self, error: &Error) {
         locked(&self.state).failure.get_or_insert_with(|| error.clone());
         self.changed.notify_all();
     }
@@ -253,7 +318,8 @@ impl Pool {
     }
 
     fn may_use(&self, state: &State) -> bool {
-        self.used.load(Ordering::Relaxed) < self.limit + state.reserved
+        let reserved = if self.waits == Waits::Never { 0 } else { state.reserved };
+        self.used.load(Ordering::Relaxed) < self.limit + reserved
     }
 
     /// Returns an empty buffer if the limit and the reserve allow one more buffer, or if one was returned for a caller that
@@ -286,6 +352,10 @@ impl Pool {
     }
 }
 
+fn exhausted() -> Error {
+    Error::Full(sys::Error::new("get one more page buffer", rustix::io::Errno::NOMEM))
+}
+
 impl State {
     fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)
@@ -310,18 +380,14 @@ mod tests {
 
     const PAGES: PageCount = PageCount(4);
 
-    fn nothing() -> Result<()> {
-        Ok(())
-    }
-
-    fn pool() -> (Pool, BufferStock) {
+    fn pool() -> (PagePool, BufferStock) {
         let stock = BufferStock::new(PAGES);
-        let pool = Pool::new(1, stock.clone());
+        let pool = PagePool::new(1, stock.clone(), Waits::Limited);
         pool.prepare().unwrap();
         (pool, stock)
     }
 
-    fn used(pool: &Pool) -> usize {
+    fn used(pool: &PagePool) -> usize {
         pool.used.load(Ordering::Relaxed)
     }
 
@@ -330,24 +396,27 @@ mod tests {
         let (pool, stock) = pool();
         let mut spares: Vec<PageBatch> = (0..4).map(|_| pool.spare().unwrap()).collect();
         pool.limit_waits(Some(Duration::ZERO));
-        assert!(matches!(pool.settle(nothing, 2), Err(Error::Slow(_))));
-        pool.settle(nothing, 3).unwrap();
-        pool.give_batch(spares.pop().unwrap());
-        pool.settle(nothing, 2).unwrap();
-        spares.into_iter().for_each(|batch| pool.give_batch(batch));
-        pool.settle(nothing, 0).unwrap();
+        assert!(matches!(pool.settle(2), Err(Error::Slow(_))));
+        pool.settle(3).unwrap();
+        pool.put_back(spares.pop().unwrap());
+        pool.settle(2).unwrap();
+        spares.into_iter().for_each(|batch| pool.put_back(batch));
+        pool.settle(0).unwrap();
         assert_eq!((used(&pool), stock.len()), (0, 4));
     }
 
     #[test]
     fn a_pool_without_a_checkpoint_holds_no_buffer_and_another_uses_it() {
         let stock = BufferStock::new(PAGES);
-        let pools = [Pool::new(2, stock.clone()), Pool::new(2, stock.clone())];
+        let pools = [
+            PagePool::new(2, stock.clone(), Waits::Limited),
+            PagePool::new(2, stock.clone(), Waits::Limited),
+        ];
         for pool in pools.iter().chain(&pools) {
             pool.prepare().unwrap();
-            let batches = [pool.take(nothing).unwrap(), pool.take_free().unwrap().unwrap()];
+            let batches = [pool.buffer().unwrap(), pool.free_buffer().unwrap().unwrap()];
             assert_eq!(pool.in_use(), ByteCount(2 * PAGES.bytes().get()));
-            batches.into_iter().for_each(|batch| pool.give_batch(batch));
+            batches.into_iter().for_each(|batch| pool.put_back(batch));
             assert_eq!((pool.in_use(), stock.len()), (ByteCount(0), 2));
         }
     }
@@ -356,30 +425,30 @@ mod tests {
     #[test]
     fn a_hurried_caller_gets_the_next_returned_buffer() {
         let (pool, stock) = pool();
-        let mut lent: Vec<PageBatch> = vec![pool.take(nothing).unwrap()];
+        let mut lent: Vec<PageBatch> = vec![pool.buffer().unwrap()];
         lent.extend((0..3).map(|_| pool.spare().unwrap()));
         pool.limit_waits(Some(Duration::from_secs(20)));
         std::thread::scope(|scope| {
-            let hurried = scope.spawn(|| pool.take(nothing).map(|batch| pool.give_batch(batch)));
+            let hurried = scope.spawn(|| pool.buffer().map(|batch| pool.put_back(batch)));
             while !pool.is_hurried() {
                 std::thread::yield_now();
             }
-            pool.give_batch(lent.pop().unwrap());
+            pool.put_back(lent.pop().unwrap());
             hurried.join().unwrap().unwrap();
         });
-        lent.into_iter().for_each(|batch| pool.give_batch(batch));
+        lent.into_iter().for_each(|batch| pool.put_back(batch));
         assert_eq!((used(&pool), stock.len()), (0, 4));
     }
 
     #[test]
     fn a_buffer_for_a_caller_that_has_stopped_waiting_returns_to_the_stock() {
         let (pool, stock) = pool();
-        let lent = pool.take(nothing).unwrap();
+        let lent = pool.buffer().unwrap();
         locked(&pool.state).hurried = 1;
-        pool.give_batch(lent);
+        pool.put_back(lent);
         assert_eq!((used(&pool), stock.len()), (1, 0));
         locked(&pool.state).hurried = 0;
-        pool.settle(nothing, 0).unwrap();
+        pool.settle(0).unwrap();
         assert_eq!((used(&pool), stock.len()), (0, 1));
     }
 
@@ -391,13 +460,13 @@ mod tests {
         let held: Vec<PageBatch> = (0..5).map(|_| pool.extend_reserve().unwrap()).collect();
         pool.limit_waits(Some(Duration::ZERO));
         for _ in 0..10 {
-            let batch = pool.take(nothing).unwrap();
-            assert!(pool.take_free().unwrap().is_none());
-            pool.give_batch(batch);
+            let batch = pool.buffer().unwrap();
+            assert!(pool.free_buffer().unwrap().is_none());
+            pool.put_back(batch);
         }
-        held.into_iter().for_each(|batch| pool.give_batch(batch));
+        held.into_iter().for_each(|batch| pool.put_back(batch));
         assert_eq!(stock.len(), 6);
-        assert_eq!(pool.reserve(nothing, 3).unwrap().len(), 3);
+        assert_eq!(pool.reserve(3).unwrap().len(), 3);
     }
 
     /// The buffers of a reserve are lent while at most `limit` other buffers are in use.
@@ -405,18 +474,18 @@ mod tests {
     fn a_new_reserve_waits_for_the_buffers_of_the_last_one() {
         let (pool, _) = pool();
         pool.limit_waits(Some(Duration::ZERO));
-        let mut last = pool.reserve(nothing, 3).unwrap();
-        assert!(matches!(pool.reserve(nothing, 1), Err(Error::Slow(_))));
-        last.drain(1..).for_each(|batch| pool.give_batch(batch));
-        assert_eq!(pool.reserve(nothing, 2).unwrap().len(), 2);
+        let mut last = pool.reserve(3).unwrap();
+        assert!(matches!(pool.reserve(1), Err(Error::Slow(_))));
+        last.drain(1..).for_each(|batch| pool.put_back(batch));
+        assert_eq!(pool.reserve(2).unwrap().len(), 2);
     }
 
     #[test]
     fn a_foreign_buffer_is_counted_only_while_it_is_written() {
         let (pool, stock) = pool();
-        pool.give_batch(PageBatch::over(PageBuffer::new(PAGES.bytes()).unwrap()));
+        pool.put_back(PageBatch::over(PageBuffer::new(PAGES.bytes()).unwrap()));
         assert_eq!((used(&pool), stock.len()), (0, 2));
-        pool.give_batch(PageBatch::over(PageBuffer::new(PageCount(1).bytes()).unwrap()));
+        pool.put_back(PageBatch::over(PageBuffer::new(PageCount(1).bytes()).unwrap()));
         assert_eq!((used(&pool), stock.len()), (0, 2));
     }
 }

@@ -1,20 +1,20 @@
 //! The interface that receives the pages and records of checkpoints. An implementation is called a *sink*: the log, the
-//! image directory, or checkpoints in memory.
+//! image directory, or checkpoints in memory. Other crates can implement a sink, for example one that sends checkpoints
+//! to another machine.
 //!
-//! Owns: the traits `CheckpointSink`, `OpenCheckpoint` and `PageSink`.
-//! Invariants: if a page is appended twice, the second copy replaces the first. No part of a checkpoint is visible
-//! before its commit. A checkpoint that is dropped without a commit leaves no data behind.
-//! Does not: capture a process.
-
-use std::time::Duration;
+//! Owns: the traits `CheckpointSink`, `OpenCheckpoint` and `PageSink`; the urgency of writes.
+//! Invariants: if a page is passed twice, the second copy replaces the first. No part of a checkpoint is visible before
+//! its commit. A checkpoint that is dropped without a commit leaves no data behind.
+//! Does not: capture a process, or lend buffers; [`PagePool`] does.
 
 use image::{RecordSet, SpaceId};
-use model::{AddressRange, PageCount, Sequence};
+use model::{AddressRange, Sequence};
 
-use crate::batch::PageBatch;
+use crate::batch::{PageBatch, PageChange};
 use crate::error::Result;
 use crate::log::here::Ticket;
 use crate::meta::CommitMeta;
+use crate::pool::PagePool;
 
 /// The initial content of a new checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,20 +25,38 @@ pub enum Base {
     Newest,
 }
 
+/// How urgent the writes of a checkpoint are. When several logs of a process write, the more urgent writes come first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Urgency {
+    /// Nothing waits for the writes: compaction, compression, the removal of files.
+    Background,
+    /// Pages that are copied while the subject runs.
+    #[default]
+    Precopy,
+    /// The pages of the pause and all that follows them. A caller may wait for the ticket.
+    Final,
+}
+
 /// Receives the checkpoints of one subject in sequence.
 pub trait CheckpointSink {
-    /// Begins a checkpoint. Returns `None` if the sink has too many unfinished checkpoints.
+    /// Begins a checkpoint. All its writes are at least as urgent as `urgency`. Returns `None` if the sink has too many
+    /// unfinished checkpoints.
     ///
     /// # Errors
     ///
     /// Returns `Exists` if the sequence number is not higher than all earlier sequence numbers, or the error of an
     /// earlier checkpoint.
-    fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>>;
+    fn begin(
+        &self,
+        sequence: Sequence,
+        base: Base,
+        urgency: Urgency,
+    ) -> Result<Option<Box<dyn OpenCheckpoint>>>;
 }
 
 /// A checkpoint that is being captured. Copiers in several threads may share the checkpoint by reference.
 pub trait OpenCheckpoint: PageSink + Sync {
-    /// Commits the checkpoint with the appended pages and these records. May return before the checkpoint is durable.
+    /// Commits the checkpoint with the passed pages and these records. May return before the checkpoint is durable.
     /// The ticket reports when the checkpoint is durable.
     ///
     /// # Errors
@@ -47,66 +65,22 @@ pub trait OpenCheckpoint: PageSink + Sync {
     fn commit(self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket>;
 }
 
-/// Lends empty buffers, and receives the buffers when they are filled with pages. If an appended page cannot be
-/// written, any following call of a method may return the error.
+/// Receives the pages of a checkpoint, in buffers that its pool lends.
 pub trait PageSink {
-    /// Returns an empty buffer. Waits if no buffer is free.
-    fn buffer(&self) -> Result<PageBatch>;
-    /// Returns an empty buffer for this number of pages. For few pages, the buffer may be smaller than usual, because
-    /// the allocation of a usual buffer would cost more than the copying.
-    fn buffer_for(&self, _pages: PageCount) -> Result<PageBatch> {
-        self.buffer()
+    /// Returns the pool that lends the buffers. The sink puts each buffer back when its pages are written.
+    fn pool(&self) -> &PagePool;
+
+    /// Receives a change. Waits while too many removals are queued. If a page cannot be written, any following call of a
+    /// method may return the error.
+    fn apply(&self, change: PageChange) -> Result<()>;
+
+    /// Adds the pages of a batch.
+    fn append(&self, batch: PageBatch) -> Result<()> {
+        self.apply(PageChange::Pages(batch))
     }
-    /// Receives a filled buffer.
-    fn append(&self, batch: PageBatch) -> Result<()>;
-    /// Receives a buffer that is not full. A following call of `buffer` may return this buffer, with its pages, for
-    /// more pages.
-    fn keep(&self, batch: PageBatch) -> Result<()> {
-        self.append(batch)
+
+    /// Removes a range of pages.
+    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
+        self.apply(PageChange::Discard(space, range))
     }
-    /// Returns `count` empty buffers for a pause. Waits until all of these buffers are available.
-    fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
-        (0..count).map(|_| self.spare()).collect()
-    }
-    /// Returns one more empty buffer for the pause, usually a newly allocated one. The buffer belongs to the reserve
-    /// until the next call of `reserve`.
-    fn extend_reserve(&self) -> Result<PageBatch> {
-        self.spare()
-    }
-    /// Returns an empty buffer if one is available without waiting.
-    fn free_buffer(&self) -> Result<Option<PageBatch>> {
-        Ok(None)
-    }
-    /// Reports whether `free_buffer` would have to allocate a buffer now. An allocation is slow, because the kernel
-    /// clears the memory.
-    fn has_to_make(&self) -> bool {
-        false
-    }
-    /// Allocates an additional empty buffer. Never waits.
-    fn spare(&self) -> Result<PageBatch> {
-        self.buffer()
-    }
-    /// Allocates buffers for this number of pages before the pause. Allocates fewer buffers if the limits would require
-    /// a wait. In a pause, one allocation would take as long as copying hundreds of pages. If the kernel must compact
-    /// memory for the allocation, the allocation takes many times longer.
-    fn prepare(&self, _pages: PageCount) -> Result<()> {
-        Ok(())
-    }
-    /// Waits until the buffers that were allocated beyond the pool and the reserve are written, so that a checkpoint with
-    /// many pauses does not allocate more for each of them. The caller has `here` empty buffers. Must not be called while the
-    /// subject is stopped.
-    fn settle(&self, _here: usize) -> Result<()> {
-        Ok(())
-    }
-    /// Takes back an unused buffer.
-    fn put_back(&self, _batch: PageBatch) {}
-    /// Returns the number of pages in a buffer.
-    fn buffer_pages(&self) -> PageCount;
-    /// Sets the maximum time of all following waits together, so that a slow store cannot block the caller forever. A
-    /// limit means that the subject may be stopped: during such a wait, the store waits for nothing to keep its maximum
-    /// size. `None` removes the limit.
-    fn limit_waits(&self, _wait_max: Option<Duration>) {}
-    /// Removes a range of pages from the checkpoint. If a page of this range is appended after the removal, the page
-    /// belongs to the checkpoint again. Waits while too many removals are queued.
-    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()>;
 }

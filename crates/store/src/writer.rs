@@ -8,19 +8,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use image::{Checksum, ImageKind, Packing, RecordSet, SealedFile, SegmentFile, SpaceId};
-use model::{AddressRange, ByteCount, PageCount};
+use image::{Checksum, ImageKind, Packing, RecordSet, SealedFile, SegmentFile};
+use model::ByteCount;
 use sys::clock::Stopwatch;
-use sys::page_buffer::PageBuffer;
 
 use crate::backend::directory::Directory;
-use crate::batch::PageBatch;
+use crate::batch::PageChange;
 use crate::error::{Error, Result};
 use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions, parent};
 use crate::log::{LogCommitted, Ticket};
 use crate::medium::{Medium, NewFile};
 use crate::meta::{CommitMeta, WriteTimings};
 use crate::pages::{Finished, Order, PagesWriter, SEGMENT};
+use crate::pool::PagePool;
 use crate::sink::{OpenCheckpoint, PageSink};
 use crate::staging::{self, Staging};
 
@@ -95,37 +95,12 @@ impl ImageWriter {
 }
 
 impl PageSink for ImageWriter {
-    /// Returns an empty buffer. Waits until a buffer is free. A caller that holds all buffers without appending them
-    /// waits forever. For pages that are copied in a pause, use batches that were taken before the pause, or
-    /// `PageBatch::over`.
-    fn buffer(&self) -> Result<PageBatch> {
-        // Starts the thread now. The first batch could come in a pause.
-        self.pages.begin()?;
-        self.pages.pool.take(|| Ok(())).map(PageBatch::unlent)
+    fn pool(&self) -> &PagePool {
+        &self.pages.pool
     }
 
-    fn buffer_for(&self, pages: PageCount) -> Result<PageBatch> {
-        if pages >= self.buffer_pages() {
-            return self.buffer();
-        }
-        Ok(PageBatch::over(PageBuffer::new(pages.bytes())?))
-    }
-
-    fn append(&self, batch: PageBatch) -> Result<()> {
-        self.pages.send(Order::Pages(batch))
-    }
-
-    /// Allocates a buffer that does not belong to the pool, because the writing thread needs all buffers of the pool.
-    fn spare(&self) -> Result<PageBatch> {
-        Ok(PageBatch::over(PageBuffer::new(self.pages.pool.size())?))
-    }
-
-    fn buffer_pages(&self) -> PageCount {
-        self.pages.pool.buffer_pages()
-    }
-
-    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
-        self.pages.send(Order::Discard(space, range))
+    fn apply(&self, change: PageChange) -> Result<()> {
+        self.pages.send(Order::Change(change))
     }
 }
 

@@ -10,39 +10,38 @@ use std::os::unix::fs::FileExt;
 
 use image::SpaceId;
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount, Pid};
-use store::PageBatch;
 pub(super) use store::PageSink;
+use store::{BufferStock, PageBatch, PageChange, PagePool, Waits};
 use sys::Error;
 use sys::process_memory::{self, RANGES_PER_CALL};
 
 use super::address_space::AddressSpace;
+use super::reserve::Reserve;
 use super::shared_pages;
 use crate::error::Result;
 
 /// A sink that accepts no pages, for scans that copy no pages.
-pub(super) struct NullSink;
+pub(super) struct NullSink(PagePool);
+
+impl NullSink {
+    pub(super) fn new() -> Self {
+        Self(PagePool::new(0, BufferStock::new(PageCount(1)), Waits::Never))
+    }
+}
 
 impl PageSink for NullSink {
-    fn buffer(&self) -> store::Result<PageBatch> {
-        Err(Error::new("copy without a place to copy to", sys::Errno::EINVAL).into())
+    fn pool(&self) -> &PagePool {
+        &self.0
     }
 
-    fn append(&self, _: PageBatch) -> store::Result<()> {
-        Ok(())
-    }
-
-    fn buffer_pages(&self) -> PageCount {
-        PageCount(0)
-    }
-
-    fn discard(&self, _: SpaceId, _: AddressRange) -> store::Result<()> {
+    fn apply(&self, _: PageChange) -> store::Result<()> {
         Ok(())
     }
 }
 
 /// Copies pages from a process into buffers of a sink.
 pub(super) struct Copier<'a> {
-    sink: &'a dyn PageSink,
+    sink: &'a Reserve<'a>,
     batch: PageBatch,
     /// Ranges that were pushed to the batch and are not read yet. They are at the end of the batch.
     ranges: Vec<(Address, ByteCount)>,
@@ -57,14 +56,14 @@ pub(super) struct Copier<'a> {
 }
 
 impl<'a> Copier<'a> {
-    pub(super) fn new(sink: &'a dyn PageSink, first: PageBatch) -> Self {
+    pub(super) fn new(sink: &'a Reserve<'a>, first: PageBatch) -> Self {
         let (filled, is_continued) = (first.filled().bytes().get() as usize, !first.is_empty());
         let (ranges, failed, shared_min) = (Vec::new(), None, PageCount(1));
         Self { sink, batch: first, ranges, filled, is_continued, failed, shared_min }
     }
 
     /// Creates a copier that skips ranges that cannot be read. `take_failed` returns these ranges.
-    pub(super) fn tolerant(sink: &'a dyn PageSink, first: PageBatch) -> Self {
+    pub(super) fn tolerant(sink: &'a Reserve<'a>, first: PageBatch) -> Self {
         Self { failed: Some(Vec::new()), ..Self::new(sink, first) }
     }
 

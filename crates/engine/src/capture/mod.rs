@@ -48,6 +48,7 @@ pub use crate::capture::phases::{Phase, Phases};
 pub use crate::capture::pipeline::Held;
 use crate::capture::pipeline::{Capture, Captured, Stopped};
 pub(crate) use crate::capture::present::{Present, present};
+use crate::capture::reserve::Reserve;
 use crate::capture::retry::{CAPTURES, Retries};
 use crate::error::{EngineError, Result};
 
@@ -164,8 +165,9 @@ fn take_whole(
     options: &CheckpointOptions,
 ) -> Result<Completed> {
     let mut retries = Retries::of(CAPTURES, roots);
+    let passing = Reserve::passing(sink);
     loop {
-        let mut memory = WholeMemory::new(sink, first_buffer(scanned.as_ref(), sink)?);
+        let mut memory = WholeMemory::new(&passing, first_buffer(scanned.as_ref(), sink)?);
         match capture_whole(roots, scanned, &mut memory, options) {
             Ok((captured, mut before)) => {
                 let time = captured.0.time;
@@ -185,9 +187,9 @@ fn first_buffer(scanned: Option<&Before>, sink: &dyn PageSink) -> Result<PageBat
     Ok(match scanned {
         Some(scanned) if scanned.objects.saved().next().is_none() => {
             let own = scanned.processes.own_pages();
-            sink.buffer_for(PageCount(own.get() + own.get() / 4) + SLACK)?
+            sink.pool().buffer_for(PageCount(own.get() + own.get() / 4) + SLACK)?
         }
-        _ => sink.buffer()?,
+        _ => sink.pool().buffer()?,
     })
 }
 

@@ -19,15 +19,16 @@ use sys::pagemap::PageRegions;
 use sys::{Errno, Error};
 
 use super::before::Before;
-use super::copier::{Copier, PageSink, read_padded};
+use super::copier::{Copier, PageSink as _, read_padded};
 use super::phases::{Phase, Phases};
 use super::pipeline::Memory;
+use super::reserve::Reserve;
 use crate::error::Result;
 use crate::records::object_space;
 
 /// Memory whose pages are all found and copied while the subject is stopped.
 pub(super) struct WholeMemory<'a> {
-    sink: &'a dyn PageSink,
+    sink: &'a Reserve<'a>,
     /// The buffer that is filled next.
     batch: Option<PageBatch>,
     /// `true` until the first page is copied.
@@ -35,7 +36,7 @@ pub(super) struct WholeMemory<'a> {
 }
 
 impl<'a> WholeMemory<'a> {
-    pub(super) fn new(sink: &'a dyn PageSink, first: PageBatch) -> Self {
+    pub(super) fn new(sink: &'a Reserve<'a>, first: PageBatch) -> Self {
         Self { sink, batch: Some(first), is_empty: true }
     }
 
@@ -117,7 +118,7 @@ pub(super) fn scan(before: &mut Before) -> Result<PagePlan> {
 }
 
 /// Copies the pages of `plan`. Returns the last buffer, which the caller must pass to the sink.
-fn copy(plan: &PagePlan, before: &Before, sink: &dyn PageSink, first: PageBatch) -> Result<PageBatch> {
+fn copy(plan: &PagePlan, before: &Before, sink: &Reserve<'_>, first: PageBatch) -> Result<PageBatch> {
     let mut copier = Copier::new(sink, first);
     for process in &plan.processes {
         let space = &before.processes.living[&process.pid].space;

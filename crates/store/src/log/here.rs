@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use model::Sequence;
 
-use super::ticket::{LogCommitted, TicketState};
+use super::ticket::{LogCommitted, TicketState, ended};
 use super::writer_thread::WriterThread;
 use crate::error::Result;
 use crate::lock::locked;
+use crate::pool::Drive;
 
 /// The writer of a log without its own thread. The writer works when a caller waits.
 #[derive(Debug, Default)]
@@ -25,11 +26,19 @@ pub struct Ticket {
 }
 
 impl Ticket {
+    /// Returns a ticket of a checkpoint in progress, and the value that completes the ticket.
+    #[must_use]
+    pub fn pending(sequence: Sequence) -> (Self, Completer) {
+        let state = TicketState::new(sequence);
+        (Self { state: Arc::clone(&state), here: Arc::default() }, Completer(state))
+    }
+
     /// Returns a ticket that is already completed.
-    pub(crate) fn answered(committed: LogCommitted) -> Self {
-        let state = TicketState::new(committed.sequence);
-        state.set(Ok(committed));
-        Self { state: Arc::new(state), here: Arc::default() }
+    #[must_use]
+    pub fn answered(committed: LogCommitted) -> Self {
+        let (ticket, completer) = Self::pending(committed.sequence);
+        completer.complete(Ok(committed));
+        ticket
     }
 
     /// Returns the sequence number of the checkpoint.
@@ -60,6 +69,31 @@ impl Ticket {
     /// does.
     pub fn poll(&self) -> Result<Option<LogCommitted>> {
         self.state.get().transpose()
+    }
+}
+
+/// Completes a ticket. If the value is dropped, for example by a panic, the ticket is completed with an error.
+#[derive(Debug)]
+pub struct Completer(Arc<TicketState>);
+
+impl Completer {
+    /// Completes the ticket, and wakes the threads that wait for it.
+    pub fn complete(self, result: Result<LogCommitted>) {
+        self.0.set(result);
+    }
+}
+
+impl Drop for Completer {
+    fn drop(&mut self) {
+        if self.0.get().is_none() {
+            self.0.set(Err(ended()));
+        }
+    }
+}
+
+impl Drive for Here {
+    fn drive(&self) -> Result<()> {
+        Self::drive(self)
     }
 }
 

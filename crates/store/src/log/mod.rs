@@ -31,7 +31,7 @@ mod worker_thread;
 mod writer;
 mod writer_thread;
 
-pub use here::Ticket;
+pub use here::{Completer, Ticket};
 pub(crate) use layout::LOG_DIRECTORY;
 pub use options::{LogOptions, LogThreads, RetentionPolicy, SegmentCompression, SizeLimit};
 pub use queue::EPOCHS_IN_FLIGHT_MAX;

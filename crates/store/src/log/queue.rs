@@ -13,17 +13,17 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use image::{RecordSet, SpaceId};
-use model::{AddressRange, Sequence};
+use image::RecordSet;
+use model::Sequence;
 use rustix::event::EventfdFlags;
 use sys::clock::Stopwatch;
 
-use super::ticket::{Completion, LogCommitted, LogStatus, TicketState};
-use crate::batch::PageBatch;
+use super::ticket::{Completion, LogCommitted, LogStatus, TicketState, ended};
+use crate::batch::PageChange;
 use crate::error::{Error, Result};
 use crate::lock::locked;
 use crate::meta::CommitMeta;
-use crate::pool::Pool;
+use crate::pool::{PagePool, Waits};
 use crate::stock::BufferStock;
 
 /// The maximum number of epochs whose copying is finished, but whose data is not yet durable. One sync can cover all
@@ -41,7 +41,7 @@ const AWAIT_HOLD_MAX: Duration = Duration::from_millis(100);
 /// The time after which `Shared::await_room` checks whether waits were cancelled.
 const AWAIT_ROOM_POLL: Duration = Duration::from_millis(20);
 
-/// The maximum number of queued `Order::Drop` orders. A large program changes far fewer mappings in one epoch.
+/// The maximum number of queued discards. A large program changes far fewer mappings in one epoch.
 const DROPS_MAX: usize = 4096;
 
 /// The number of these orders for which memory is allocated in advance.
@@ -57,8 +57,7 @@ pub(super) enum Order {
         sequence: Sequence,
         full: bool,
     },
-    Pages(PageBatch),
-    Drop(SpaceId, AddressRange),
+    Change(PageChange),
     Void(Sequence),
     /// Removes old checkpoints that do not fit, without waiting for the next commit.
     Fit,
@@ -89,7 +88,7 @@ pub(super) struct Shared {
     /// Notified when a `State` field changes for which `await_room` waits.
     changed: Condvar,
     pub(super) event: OwnedFd,
-    pub(super) pool: Pool,
+    pub(super) pool: PagePool,
     /// Whether the newest checkpoints of the log were invalidated (see `LogWriter::void_above`). If true, the next
     /// epoch must be a full checkpoint.
     pub(super) is_void: AtomicBool,
@@ -133,7 +132,7 @@ pub(super) struct Room {
 impl Shared {
     /// Returns a queue with a pool that uses at most `limit` buffers of a stock.
     pub(super) fn new(limit: usize, stock: BufferStock) -> Result<Self> {
-        let pool = Pool::new(limit, stock);
+        let pool = PagePool::new(limit, stock, Waits::Limited);
         let mut state = State::default();
         let controls = 2 * (EPOCHS_IN_FLIGHT_MAX + 1);
         state.queue.reserve(limit + controls + DROPS_READY);
@@ -144,7 +143,7 @@ impl Shared {
         Ok(Self { state, orders, changed, event, pool, is_void, is_open })
     }
 
-    /// Adds an order to the queue. Returns false, without adding the order, if `DROPS_MAX` `Order::Drop` orders are
+    /// Adds an order to the queue. Returns false, without adding the order, if `DROPS_MAX` discards are
     /// queued already.
     pub(super) fn order(&self, order: Order) -> Result<bool> {
         let mut state = locked(&self.state);
@@ -156,10 +155,10 @@ impl Shared {
             return Err(error);
         }
         match &order {
-            Order::Drop(..) if state.drops == DROPS_MAX => {
+            Order::Change(PageChange::Discard(..)) if state.drops == DROPS_MAX => {
                 return if self.pool.is_called_off() { Err(Error::CalledOff) } else { Ok(false) };
             }
-            Order::Drop(..) => state.drops += 1,
+            Order::Change(PageChange::Discard(..)) => state.drops += 1,
             Order::Finish(_) => {
                 state.finishes += 1;
                 state.in_flight += 1;
@@ -179,7 +178,7 @@ impl Shared {
         loop {
             if let Some(order) = state.queue.pop_front() {
                 match &order {
-                    Order::Drop(..) => state.drops -= 1,
+                    Order::Change(PageChange::Discard(..)) => state.drops -= 1,
                     Order::Finish(_) => state.finishes -= 1,
                     _ => {}
                 }
@@ -272,7 +271,7 @@ impl Shared {
         drop(state);
         for order in orders {
             match order {
-                Order::Pages(batch) => self.pool.give_batch(batch),
+                Order::Change(PageChange::Pages(batch)) => self.pool.put_back(batch),
                 Order::Finish(finish) => finish.promise.answer(Err(Error::CalledOff)),
                 _ => {}
             }
@@ -328,8 +327,7 @@ impl Promise {
 impl Drop for Promise {
     fn drop(&mut self) {
         if self.ticket.get().is_none() {
-            let gone = sys::Error::new("continue after a panic", sys::Errno::SHORT);
-            self.shared.answer(&self.ticket, Err(Error::Io(gone)));
+            self.shared.answer(&self.ticket, Err(ended()));
         }
     }
 }
@@ -368,7 +366,7 @@ mod tests {
     #[test]
     fn an_order_refused_after_a_failure_has_its_reason_and_is_reported_once() {
         let shared = failed();
-        let ticket = Arc::new(TicketState::new(Sequence(1)));
+        let ticket = TicketState::new(Sequence(1));
         let refused = shared.order(finish(&shared, &ticket));
         assert!(matches!(refused, Err(Error::Full(_))), "{refused:?}");
         assert!(matches!(ticket.get(), Some(Err(Error::Full(_)))), "{:?}", ticket.get());
@@ -402,7 +400,7 @@ mod tests {
     #[test]
     fn an_order_that_is_dropped_is_answered() {
         let shared = Arc::new(Shared::new(1, BufferStock::new(PageCount(1))).unwrap());
-        let ticket = Arc::new(TicketState::new(Sequence(1)));
+        let ticket = TicketState::new(Sequence(1));
         drop(finish(&shared, &ticket));
         assert_eq!(shared.take_completions().len(), 1);
         assert!(ticket.get().is_some());

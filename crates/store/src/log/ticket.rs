@@ -3,13 +3,13 @@
 //! Owns: the ticket of a finished epoch and its result; `LogStatus`.
 //! Does not: queue orders, or write to the log.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use model::{ByteCount, PageCount, Sequence};
 use sys::clock::Deadline;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lock::locked;
 use crate::meta::WriteTimings;
 
@@ -30,9 +30,9 @@ pub struct LogCommitted {
 }
 
 impl LogCommitted {
-    /// Returns the result for a checkpoint in an image directory or in memory. Only the bytes of the checkpoint itself
-    /// were written.
-    pub(crate) const fn alone(commit: image::Commit, timings: WriteTimings) -> Self {
+    /// Returns the result for a checkpoint outside of a log. Only the bytes of the checkpoint itself were written.
+    #[must_use]
+    pub const fn alone(commit: image::Commit, timings: WriteTimings) -> Self {
         let (sequence, written) = (commit.sequence, commit.bytes);
         Self { sequence, commit, written, moved: PageCount(0), timings }
     }
@@ -82,9 +82,14 @@ pub(super) struct TicketState {
     answered: Condvar,
 }
 
+/// Returns the error of a checkpoint whose writer has ended without a result.
+pub(super) fn ended() -> Error {
+    sys::Error::new("continue after a panic", sys::Errno::SHORT).into()
+}
+
 impl TicketState {
-    pub(super) fn new(sequence: Sequence) -> Self {
-        Self { sequence, answer: Mutex::new(None), answered: Condvar::new() }
+    pub(super) fn new(sequence: Sequence) -> Arc<Self> {
+        Arc::new(Self { sequence, answer: Mutex::new(None), answered: Condvar::new() })
     }
 
     /// Returns the result, if the ticket is completed.

@@ -9,13 +9,13 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use image::{RecordSet, SpaceId};
-use model::{AddressRange, PageCount, Sequence};
+use image::RecordSet;
+use model::Sequence;
 use sys::clock::Stopwatch;
 
 use super::here::{Here, Ticket};
@@ -23,12 +23,13 @@ use super::open::{self, Opened};
 use super::options::{LogOptions, LogThreads};
 use super::queue::{EPOCHS_IN_FLIGHT_MAX, Finish, Order, Promise, Shared};
 use super::ticket::{Completion, LogStatus, TicketState};
-use crate::batch::PageBatch;
+use crate::batch::PageChange;
 use crate::error::{Error, Result};
 use crate::lock::locked;
 use crate::medium::{Lock, Medium};
 use crate::meta::CommitMeta;
-use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
+use crate::pool::{Drive, PagePool};
+use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink, Urgency};
 
 /// Writes a log. Several threads may share the writer by reference.
 #[derive(Debug)]
@@ -75,6 +76,8 @@ impl LogWriter {
             }
             LogThreads::Caller => {
                 *locked(&here.0) = Some(writer_thread);
+                let driver: Weak<dyn Drive> = Arc::downgrade(&here) as Weak<Here>;
+                shared.pool.set_driver(driver);
                 None
             }
         };
@@ -194,7 +197,12 @@ impl LogWriter {
 impl CheckpointSink for LogWriter {
     /// Returns `None` while `EPOCHS_IN_FLIGHT_MAX` epochs are in flight. This limits the memory usage if the store is
     /// slow. The caller should wait until `behind` decreases. While an epoch is open, a second `begin` fails with `Io`.
-    fn begin(&self, sequence: Sequence, base: Base) -> Result<Option<Box<dyn OpenCheckpoint>>> {
+    fn begin(
+        &self,
+        sequence: Sequence,
+        base: Base,
+        _urgency: Urgency,
+    ) -> Result<Option<Box<dyn OpenCheckpoint>>> {
         self.shared.check()?;
         if self.behind() >= EPOCHS_IN_FLIGHT_MAX {
             return Ok(None);
@@ -233,57 +241,18 @@ impl Drop for LogWriter {
 }
 
 impl PageSink for Epoch {
-    /// Returns an empty buffer. Waits until a buffer is free. A caller waits forever if this caller holds all buffers
-    /// and appends none of them.
-    fn buffer(&self) -> Result<PageBatch> {
-        self.shared.pool.take(|| self.here.drive())
+    fn pool(&self) -> &PagePool {
+        &self.shared.pool
     }
 
-    /// Queues a batch. Neither allocates nor waits.
-    fn append(&self, batch: PageBatch) -> Result<()> {
-        self.shared.order(Order::Pages(batch)).map(drop)
-    }
-
-    /// Returns `count` buffers in addition to the buffers of the pool. Waits until the additional buffers of earlier
-    /// pauses are written.
-    fn reserve(&self, count: usize) -> Result<Vec<PageBatch>> {
-        self.shared.pool.reserve(|| self.here.drive(), count)
-    }
-
-    fn extend_reserve(&self) -> Result<PageBatch> {
-        self.shared.pool.extend_reserve()
-    }
-
-    /// Returns a free buffer. Neither allocates nor waits, so that the method can be called while the subject is
-    /// stopped.
-    fn free_buffer(&self) -> Result<Option<PageBatch>> {
-        self.shared.pool.take_free()
-    }
-
-    /// Allocates a buffer beyond the pool and the reserve. The next `reserve` waits until this buffer is written.
-    fn spare(&self) -> Result<PageBatch> {
-        self.shared.pool.spare()
-    }
-
-    fn settle(&self, here: usize) -> Result<()> {
-        self.shared.pool.settle(|| self.here.drive(), here)
-    }
-
-    fn put_back(&self, batch: PageBatch) {
-        self.shared.pool.give_batch(batch);
-    }
-
-    fn buffer_pages(&self) -> PageCount {
-        self.shared.pool.buffer_pages()
-    }
-
-    fn limit_waits(&self, wait_max: Option<Duration>) {
-        self.shared.pool.limit_waits(wait_max);
-    }
-
-    fn discard(&self, space: SpaceId, range: AddressRange) -> Result<()> {
+    /// Queues a change. Neither allocates nor waits, except while too many discards are queued.
+    fn apply(&self, change: PageChange) -> Result<()> {
         const POLL: Duration = Duration::from_micros(20);
-        while !self.shared.order(Order::Drop(space, range))? {
+        let PageChange::Discard(space, range) = change else {
+            return self.shared.order(Order::Change(change)).map(drop);
+        };
+        while !self.shared.order(Order::Change(PageChange::Discard(space, range)))? {
+            self.here.drive()?;
             std::thread::sleep(POLL);
         }
         Ok(())
@@ -294,7 +263,7 @@ impl OpenCheckpoint for Epoch {
     /// Queues the checkpoint for the writer, and returns without waiting. Records that have not changed since the
     /// previous checkpoint are not written again.
     fn commit(mut self: Box<Self>, records: RecordSet, meta: CommitMeta) -> Result<Ticket> {
-        let state = Arc::new(TicketState::new(self.sequence));
+        let state = TicketState::new(self.sequence);
         let promise = Promise { shared: Arc::clone(&self.shared), ticket: Arc::clone(&state) };
         let finish = Finish { records, meta, promise, begun: Stopwatch::start() };
         self.shared.order(Order::Finish(Box::new(finish)))?;

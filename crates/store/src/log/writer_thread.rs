@@ -24,7 +24,7 @@ use super::space::{self, Retention};
 use super::state::{Parts, State};
 use super::table::{BlockIndex, PageContent};
 use super::ticket::{LogCommitted, LogStatus};
-use crate::batch::PageBatch;
+use crate::batch::{PageBatch, PageChange};
 use crate::error::{Error, Result};
 use crate::lock::locked;
 use crate::meta::WriteTimings;
@@ -169,8 +169,8 @@ impl WriterThread {
         };
         match order {
             Order::Begin { sequence, full } => self.begin(sequence, full),
-            Order::Pages(batch) => self.append(batch)?,
-            Order::Drop(space, range) => {
+            Order::Change(PageChange::Pages(batch)) => self.append(batch)?,
+            Order::Change(PageChange::Discard(space, range)) => {
                 if let Some(epoch) = &mut self.epoch {
                     let end = range.end.get().div_ceil(PAGE_BYTES);
                     let segments = &self.state.segments;

@@ -39,7 +39,7 @@ fn write(path: &Path, options: WriteOptions, pages: u64, each: u64) {
     let mut page = 0;
     while page < pages {
         let count = each.min(pages - page);
-        let mut batch = writer.buffer_for(PageCount(count)).unwrap();
+        let mut batch = writer.pool().buffer_for(PageCount(count)).unwrap();
         let bytes = batch.push(SpaceId(0), Address(page * PAGE_BYTES), PageCount(count)).unwrap();
         for (number, place) in bytes.chunks_mut(PAGE).enumerate() {
             place.copy_from_slice(&content(page + number as u64));
@@ -119,7 +119,7 @@ fn what_does_not_get_smaller_is_stored_as_it_is() {
         let writer = ImageWriter::create(&path, options(*codec, 512)).unwrap();
         let noise = (0..97_u64 * 30).filter(|page| page % 97 >= 60).take(1000);
         for (number, page) in noise.enumerate() {
-            let mut batch = writer.buffer_for(PageCount(1)).unwrap();
+            let mut batch = writer.pool().buffer_for(PageCount(1)).unwrap();
             let start = Address(number as u64 * PAGE_BYTES);
             batch.push(SpaceId(0), start, PageCount(1)).unwrap().copy_from_slice(&content(page));
             writer.append(batch).unwrap();

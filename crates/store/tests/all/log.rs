@@ -10,7 +10,7 @@ use image::{ImageKind, RecordSet, SpaceId};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use store::{
     Base, CheckpointSink, EPOCHS_IN_FLIGHT_MAX, Error, ImageReader, LogOptions, LogThreads, LogWriter,
-    OpenCheckpoint, RetentionPolicy, SubjectName,
+    OpenCheckpoint, RetentionPolicy, SubjectName, Urgency,
 };
 
 use crate::common::log_model;
@@ -21,8 +21,8 @@ use undying_store as store;
 
 /// Commits one page with this tag, as a change of the previous checkpoint.
 fn commit(writer: &LogWriter, sequence: u64, page: u64, tag: u64) {
-    let epoch = writer.begin(Sequence(sequence), Base::Newest).unwrap().unwrap();
-    let mut batch = epoch.buffer().unwrap();
+    let epoch = writer.begin(Sequence(sequence), Base::Newest, Urgency::Precopy).unwrap().unwrap();
+    let mut batch = epoch.pool().buffer().unwrap();
     log_model::fill(batch.push(SpaceId(0), address(page), PageCount(1)).unwrap(), tag);
     epoch.append(batch).unwrap();
     epoch.commit(RecordSet::new(), meta(Sequence(sequence))).unwrap().wait().unwrap();
@@ -160,9 +160,9 @@ fn readers_see_whole_checkpoints(options: LogOptions) {
 fn a_checkpoint_costs_what_changed() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { segment: ByteCount(16 << 20), ..options() });
-    let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
+    let epoch = writer.begin(Sequence(1), Base::Newest, Urgency::Precopy).unwrap().unwrap();
     for number in 0..100 {
-        let mut batch = epoch.buffer().unwrap();
+        let mut batch = epoch.pool().buffer().unwrap();
         for (place, page) in
             batch.push(SpaceId(0), address(number * 16), PageCount(16)).unwrap().chunks_mut(4096).enumerate()
         {
@@ -176,14 +176,14 @@ fn a_checkpoint_costs_what_changed() {
     let first = epoch.commit(records.clone(), meta(Sequence(1))).unwrap().wait().unwrap();
     assert_eq!((first.commit.kind, first.commit.pages), (ImageKind::Full, PageCount(1600)));
     assert!(first.written.0 > 1600 * PAGE_BYTES + 50_000);
-    let epoch = writer.begin(Sequence(2), Base::Newest).unwrap().unwrap();
-    let mut batch = epoch.buffer().unwrap();
+    let epoch = writer.begin(Sequence(2), Base::Newest, Urgency::Precopy).unwrap().unwrap();
+    let mut batch = epoch.pool().buffer().unwrap();
     log_model::fill(batch.push(SpaceId(0), address(7), PageCount(1)).unwrap(), 9);
     epoch.append(batch).unwrap();
     let second = epoch.commit(records.clone(), meta(Sequence(2))).unwrap().wait().unwrap();
     assert_eq!((second.commit.kind, second.commit.pages), (ImageKind::Delta, PageCount(1600)));
     assert!(second.written.0 <= 4 * PAGE_BYTES, "{} bytes for one page", second.written.0);
-    let epoch = writer.begin(Sequence(3), Base::Newest).unwrap().unwrap();
+    let epoch = writer.begin(Sequence(3), Base::Newest, Urgency::Precopy).unwrap().unwrap();
     let third = epoch.commit(records, meta(Sequence(3))).unwrap().wait().unwrap();
     assert!(third.written.0 <= 3 * PAGE_BYTES, "{} bytes for nothing", third.written.0);
     let image = scratch.store.read(&scratch.image(3)).unwrap();
@@ -194,24 +194,27 @@ fn a_checkpoint_costs_what_changed() {
 fn limits_are_reported_without_waiting() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { threads: LogThreads::Caller, ..options() });
-    let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
+    let epoch = writer.begin(Sequence(1), Base::Newest, Urgency::Precopy).unwrap().unwrap();
     assert!(
-        matches!(writer.begin(Sequence(2), Base::Newest), Err(Error::Io(_))),
+        matches!(writer.begin(Sequence(2), Base::Newest, Urgency::Precopy), Err(Error::Io(_))),
         "one epoch is open at a time"
     );
-    let taken: Vec<_> = std::iter::from_fn(|| epoch.free_buffer().unwrap()).collect();
+    let taken: Vec<_> = std::iter::from_fn(|| epoch.pool().free_buffer().unwrap()).collect();
     assert_eq!(taken.len(), 4, "the pool has its buffers and no more");
     taken.into_iter().for_each(|batch| epoch.append(batch).unwrap());
-    assert!(epoch.free_buffer().unwrap().is_none());
-    assert!(epoch.buffer().unwrap().is_empty(), "waiting lets the writer work");
+    assert!(epoch.pool().free_buffer().unwrap().is_none());
+    assert!(epoch.pool().buffer().unwrap().is_empty(), "waiting lets the writer work");
     epoch.commit(RecordSet::new(), meta(Sequence(1))).unwrap();
     for sequence in 2..=EPOCHS_IN_FLIGHT_MAX as u64 {
-        let epoch = writer.begin(Sequence(sequence), Base::Newest).unwrap().unwrap();
+        let epoch = writer.begin(Sequence(sequence), Base::Newest, Urgency::Precopy).unwrap().unwrap();
         epoch.commit(RecordSet::new(), meta(Sequence(sequence))).unwrap();
     }
     assert_eq!(writer.behind(), EPOCHS_IN_FLIGHT_MAX);
-    assert!(writer.begin(Sequence(9), Base::Newest).unwrap().is_none(), "no more epochs than the limit");
-    assert!(matches!(writer.begin(Sequence(9), Base::Newest), Ok(None)));
+    assert!(
+        writer.begin(Sequence(9), Base::Newest, Urgency::Precopy).unwrap().is_none(),
+        "no more epochs than the limit"
+    );
+    assert!(matches!(writer.begin(Sequence(9), Base::Newest, Urgency::Precopy), Ok(None)));
     writer.close().unwrap();
     assert_eq!(scratch.listed(), [2, 3, 4]);
 }
@@ -220,16 +223,16 @@ fn limits_are_reported_without_waiting() {
 fn no_caller_waits_for_a_buffer_beyond_the_limit_or_after_waits_are_called_off() {
     let scratch = Scratch::new();
     let writer = scratch.open(options());
-    let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
-    let held: Vec<_> = (0..4).map(|_| epoch.buffer().unwrap()).collect();
+    let epoch = writer.begin(Sequence(1), Base::Newest, Urgency::Precopy).unwrap().unwrap();
+    let held: Vec<_> = (0..4).map(|_| epoch.pool().buffer().unwrap()).collect();
     let limit = Duration::from_millis(20);
-    epoch.limit_waits(Some(limit));
+    epoch.pool().limit_waits(Some(limit));
     let begun = std::time::Instant::now();
-    assert!(matches!(epoch.buffer(), Err(Error::Slow(waited)) if waited == limit));
+    assert!(matches!(epoch.pool().buffer(), Err(Error::Slow(waited)) if waited == limit));
     assert!(begun.elapsed() >= limit);
-    epoch.limit_waits(None);
+    epoch.pool().limit_waits(None);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| epoch.buffer());
+        let waiting = scope.spawn(|| epoch.pool().buffer());
         std::thread::sleep(limit);
         assert!(!waiting.is_finished());
         writer.call_off_waits(true);
@@ -239,7 +242,7 @@ fn no_caller_waits_for_a_buffer_beyond_the_limit_or_after_waits_are_called_off()
     for batch in held {
         epoch.append(batch).unwrap();
     }
-    drop(epoch.buffer().unwrap());
+    drop(epoch.pool().buffer().unwrap());
 }
 
 #[test]
@@ -252,7 +255,7 @@ fn a_subject_that_went_back_leaves_newer_checkpoints_behind() {
         }
         writer.void_above(Sequence(3)).unwrap();
         // After an abandoned epoch, the next epoch must still be a full checkpoint.
-        drop(writer.begin(Sequence(6), Base::Newest).unwrap().unwrap());
+        drop(writer.begin(Sequence(6), Base::Newest, Urgency::Precopy).unwrap().unwrap());
         commit(&writer, 7, 9, 9);
         assert_eq!(scratch.listed(), [1, 2, 3, 7]);
         let image = ImageReader::open(&scratch.image(7)).unwrap();
@@ -276,11 +279,14 @@ fn completions_arrive_at_the_event() {
     assert_eq!(done.iter().map(|(sequence, _)| sequence.0).collect::<Vec<_>>(), [1, 5]);
     assert!(done.iter().all(|(_, result)| result.is_ok()));
     assert_eq!(rustix::event::poll(&mut polled, Some(&rustix::event::Timespec::default())).unwrap(), 0);
-    let epoch = writer.begin(Sequence(6), Base::Newest).unwrap().unwrap();
+    let epoch = writer.begin(Sequence(6), Base::Newest, Urgency::Precopy).unwrap().unwrap();
     let ticket = epoch.commit(RecordSet::new(), meta(Sequence(6))).unwrap();
     assert_eq!(ticket.wait_for(Duration::from_secs(20)).unwrap().unwrap().sequence, Sequence(6));
     assert!(ticket.poll().unwrap().is_some());
-    assert!(matches!(writer.begin(Sequence(6), Base::Newest), Err(Error::Exists { .. })), "numbers rise");
+    assert!(
+        matches!(writer.begin(Sequence(6), Base::Newest, Urgency::Precopy), Err(Error::Exists { .. })),
+        "numbers rise"
+    );
 }
 
 #[test]
@@ -488,13 +494,13 @@ fn garbage_is_what_nothing_refers_to_and_nobody_works_on() {
 
 /// Takes all buffers that are available without a wait.
 fn drain(epoch: &dyn OpenCheckpoint) -> Vec<store::PageBatch> {
-    epoch.limit_waits(Some(Duration::ZERO));
-    let taken = std::iter::from_fn(|| match epoch.buffer() {
+    epoch.pool().limit_waits(Some(Duration::ZERO));
+    let taken = std::iter::from_fn(|| match epoch.pool().buffer() {
         Err(Error::Slow { .. }) => None,
         batch => Some(batch.unwrap()),
     });
     let taken = taken.collect();
-    epoch.limit_waits(None);
+    epoch.pool().limit_waits(None);
     taken
 }
 
@@ -502,27 +508,30 @@ fn drain(epoch: &dyn OpenCheckpoint) -> Vec<store::PageBatch> {
 fn a_reserve_exists_beside_the_pool_and_its_excess_is_waited_for() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { threads: LogThreads::Caller, ..options() });
-    let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
-    let reserved = epoch.reserve(3).unwrap();
-    let free: Vec<_> = std::iter::from_fn(|| epoch.free_buffer().unwrap()).collect();
+    let epoch = writer.begin(Sequence(1), Base::Newest, Urgency::Precopy).unwrap().unwrap();
+    let reserved = epoch.pool().reserve(3).unwrap();
+    let free: Vec<_> = std::iter::from_fn(|| epoch.pool().free_buffer().unwrap()).collect();
     assert_eq!(free.len(), 1, "in a stop none is made in place of those that are reserved");
-    free.into_iter().for_each(|batch| epoch.put_back(batch));
+    free.into_iter().for_each(|batch| epoch.pool().put_back(batch));
     let pool = drain(&*epoch);
     assert_eq!((reserved.len(), pool.len()), (3, 4), "the pool has its buffers beside the reserve");
-    let spares: Vec<_> = (0..5).map(|_| epoch.spare().unwrap()).collect();
-    assert!(epoch.free_buffer().unwrap().is_none());
-    reserved.into_iter().for_each(|batch| epoch.put_back(batch));
+    let spares: Vec<_> = (0..5).map(|_| epoch.pool().spare().unwrap()).collect();
+    assert!(epoch.pool().free_buffer().unwrap().is_none());
+    reserved.into_iter().for_each(|batch| epoch.pool().put_back(batch));
     writer.call_off_waits(true);
-    assert!(matches!(epoch.reserve(4), Err(Error::CalledOff)), "five more than there may be are still out");
+    assert!(
+        matches!(epoch.pool().reserve(4), Err(Error::CalledOff)),
+        "five more than there may be are still out"
+    );
     writer.call_off_waits(false);
     // The spare buffers are written and then freed.
     spares.into_iter().for_each(|batch| epoch.append(batch).unwrap());
-    let reserved = epoch.reserve(4).unwrap();
+    let reserved = epoch.pool().reserve(4).unwrap();
     let spare = drain(&*epoch);
     assert_eq!((reserved.len(), spare.len()), (4, 0), "as many as may be");
-    reserved.into_iter().chain(spare).chain(pool).for_each(|batch| epoch.put_back(batch));
+    reserved.into_iter().chain(spare).chain(pool).for_each(|batch| epoch.pool().put_back(batch));
     for _ in 0..8 {
-        epoch.reserve(0).unwrap();
+        epoch.pool().reserve(0).unwrap();
     }
     assert_eq!(drain(&*epoch).len(), 4, "in the end there are those of the pool");
 }
@@ -531,9 +540,9 @@ fn a_reserve_exists_beside_the_pool_and_its_excess_is_waited_for() {
 fn a_batch_that_is_lost_is_replaced() {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { threads: LogThreads::Caller, ..options() });
-    let epoch = writer.begin(Sequence(1), Base::Newest).unwrap().unwrap();
+    let epoch = writer.begin(Sequence(1), Base::Newest, Urgency::Precopy).unwrap().unwrap();
     for _ in 0..20 {
-        drop(epoch.buffer().unwrap());
+        drop(epoch.pool().buffer().unwrap());
     }
     assert_eq!(drain(&*epoch).len(), 4);
     assert_eq!(drain(&*epoch).len(), 4, "what was drained is lost, too");

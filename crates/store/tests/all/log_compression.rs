@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use image::{RecordSet, SpaceId};
 use model::{PageCount, Sequence};
-use store::{Base, CheckpointSink, Error, LogOptions, LogThreads, LogWriter, SegmentCompression};
+use store::{Base, CheckpointSink, Error, LogOptions, LogThreads, LogWriter, SegmentCompression, Urgency};
 use sys::clock::Clock;
 
 use crate::common::log_model::{Subject, address, fill, meta};
@@ -70,9 +70,9 @@ fn segments_that_rarely_change_are_compressed_with_their_content() {
 fn write(writer: &LogWriter, subject: &mut Subject, pages: impl Iterator<Item = u64>) {
     let sequence = subject.next;
     subject.next = Sequence(sequence.0 + 1);
-    let epoch = writer.begin(sequence, Base::Newest).unwrap().unwrap();
+    let epoch = writer.begin(sequence, Base::Newest, Urgency::Precopy).unwrap().unwrap();
     for page in pages {
-        let mut batch = epoch.buffer().unwrap();
+        let mut batch = epoch.pool().buffer().unwrap();
         let tag = subject.random.u64(..);
         fill(batch.push(SpaceId(0), address(page), PageCount(1)).unwrap(), tag);
         epoch.append(batch).unwrap();

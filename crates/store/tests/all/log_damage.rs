@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use model::{ByteCount, PageCount, Sequence};
 use store::{
     Base, BufferStock, CheckpointSink, Error, LogOptions, LogThreads, RetentionPolicy, SegmentCompression,
-    SizeLimit, Store, SubjectName,
+    SizeLimit, Store, SubjectName, Urgency,
 };
 
 use crate::common::log_model::Subject;
@@ -171,7 +171,7 @@ fn a_log_goes_on_from_the_last_whole_checkpoint() {
     assert!(base < sample.newest, "{base} is not older than {}", sample.newest);
     subject.restored(Some(base));
     assert!(
-        matches!(writer.begin(sample.newest, Base::Newest), Err(Error::Exists { .. })),
+        matches!(writer.begin(sample.newest, Base::Newest, Urgency::Precopy), Err(Error::Exists { .. })),
         "its number is taken"
     );
     subject.next = Sequence(sample.newest.0 + 1);

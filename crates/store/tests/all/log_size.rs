@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use image::{RecordSet, SpaceId};
 use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
-use undying_store::{Base, CheckpointSink, LogOptions, LogStatus, RetentionPolicy, SizeLimit};
+use undying_store::{Base, CheckpointSink, LogOptions, LogStatus, RetentionPolicy, SizeLimit, Urgency};
 
 use crate::common::log_model;
 use crate::common::log_model::{address, meta};
@@ -16,9 +16,9 @@ fn rewritten(size: SizeLimit) -> LogStatus {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { keep: RetentionPolicy::newest(8), size, ..options() });
     for sequence in 1..=60 {
-        let epoch = writer.begin(Sequence(sequence), Base::Newest).unwrap().unwrap();
+        let epoch = writer.begin(Sequence(sequence), Base::Newest, Urgency::Precopy).unwrap().unwrap();
         for first in (0..1_600).step_by(16) {
-            let mut batch = epoch.buffer().unwrap();
+            let mut batch = epoch.pool().buffer().unwrap();
             log_model::fill(batch.push(SpaceId(0), address(first), PageCount(16)).unwrap(), sequence + first);
             epoch.append(batch).unwrap();
         }
@@ -60,12 +60,12 @@ fn a_log_stays_within_its_limit_while_a_checkpoint_is_written_with_many_wasted_c
     let writer = scratch.open(LogOptions { keep, size: SizeLimit::OfPages, segment, ..options() });
     let mut largest = 0;
     for sequence in 1..=20 {
-        let epoch = writer.begin(Sequence(sequence), Base::Newest).unwrap().unwrap();
+        let epoch = writer.begin(Sequence(sequence), Base::Newest, Urgency::Precopy).unwrap().unwrap();
         // All pages are copied twice, in two different orders.
         for (round, step) in [(0, 16), (1, 7 * 16)] {
             for number in 0..PAGES / 16 {
                 let first = number * step % PAGES;
-                let mut batch = epoch.buffer().unwrap();
+                let mut batch = epoch.pool().buffer().unwrap();
                 let tag = 1 + sequence + first + 1_000_000 * round;
                 log_model::fill(batch.push(SpaceId(0), address(first), PageCount(16)).unwrap(), tag);
                 epoch.append(batch).unwrap();

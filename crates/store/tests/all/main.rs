@@ -11,6 +11,7 @@ mod log_power_cut;
 mod log_size;
 mod memory;
 mod power_cut;
+mod remote;
 mod round_trip;
 mod simulated;
 mod store;

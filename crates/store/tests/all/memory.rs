@@ -3,7 +3,7 @@
 
 use image::{RecordSet, SpaceId};
 use model::{AddressRange, ByteCount, PageCount, Sequence};
-use store::{Base, CheckpointSink, Error, Memory, MemoryOptions};
+use store::{Base, CheckpointSink, Error, Memory, MemoryOptions, Urgency};
 
 use crate::common::log_model;
 use crate::common::log_model::{Subject, address, meta};
@@ -48,22 +48,22 @@ fn random_checkpoints_come_back_and_memory_stays_bounded() {
 #[test]
 fn a_checkpoint_beyond_the_limit_is_refused_and_leaves_nothing() {
     let memory = Memory::new(MemoryOptions { buffers_max: 2, ..options() });
-    let epoch = memory.begin(Sequence(1), Base::Nothing).unwrap().unwrap();
-    let batches = [epoch.buffer().unwrap(), epoch.buffer().unwrap()];
-    assert!(matches!(epoch.buffer(), Err(Error::Full(_))));
+    let epoch = memory.begin(Sequence(1), Base::Nothing, Urgency::Precopy).unwrap().unwrap();
+    let batches = [epoch.pool().buffer().unwrap(), epoch.pool().buffer().unwrap()];
+    assert!(matches!(epoch.pool().buffer(), Err(Error::Full(_))));
     for (number, mut batch) in (0..).zip(batches) {
         log_model::fill(batch.push(SpaceId(0), address(number), PageCount(1)).unwrap(), number + 1);
         epoch.append(batch).unwrap();
     }
     drop(epoch);
     assert!(memory.image(Sequence(1)).unwrap().is_none());
-    let epoch = memory.begin(Sequence(1), Base::Newest).unwrap().unwrap();
-    let mut batch = epoch.buffer().unwrap();
+    let epoch = memory.begin(Sequence(1), Base::Newest, Urgency::Precopy).unwrap().unwrap();
+    let mut batch = epoch.pool().buffer().unwrap();
     log_model::fill(batch.push(SpaceId(0), address(7), PageCount(2)).unwrap(), 9);
     epoch.append(batch).unwrap();
     epoch.discard(SpaceId(0), AddressRange::new(address(8), address(9))).unwrap();
     epoch.commit(RecordSet::new(), meta(Sequence(1))).unwrap().wait().unwrap();
     let image = memory.image(Sequence(1)).unwrap().unwrap();
     assert_eq!(image.index().pages(), PageCount(1));
-    assert!(matches!(memory.begin(Sequence(1), Base::Newest), Err(Error::Exists { .. })));
+    assert!(matches!(memory.begin(Sequence(1), Base::Newest, Urgency::Precopy), Err(Error::Exists { .. })));
 }

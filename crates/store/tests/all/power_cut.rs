@@ -46,7 +46,7 @@ fn write(store: &Store, sequence: Sequence, pages: u64) -> store::Result<()> {
     let writer = store.begin(&name(), sequence, options)?;
     let each = if PageCount(pages) < options.buffer_pages { pages } else { 1 };
     for first in (0..pages).step_by(each as usize) {
-        let mut batch = writer.buffer_for(PageCount(pages))?;
+        let mut batch = writer.pool().buffer_for(PageCount(pages))?;
         for page in first..first + each {
             let address = Address(page * PAGE_BYTES);
             batch.push(SpaceId(0), address, PageCount(1)).unwrap().fill(fill(sequence, page));

@@ -160,7 +160,7 @@ fn an_image_is_hardly_larger_than_its_memory_if_pages_are_copied_again() {
 fn a_small_batch_is_superseded_by_what_comes_after_it() {
     let scratch = tempfile::tempdir().unwrap();
     let small = |writer: &ImageWriter, page: u64, value: u8| {
-        let mut batch = writer.buffer_for(PageCount(2)).unwrap();
+        let mut batch = writer.pool().buffer_for(PageCount(2)).unwrap();
         batch.push(SpaceId(0), Address(page * PAGE_BYTES), PageCount(2)).unwrap().fill(value);
         writer.append(batch).unwrap();
     };
@@ -350,7 +350,7 @@ fn pages_that_processes_share_are_stored_once() {
         let mut expected = BTreeMap::new();
         // Space 2 has changed page 20, space 3 has cleared page 21, and space 4 has no page in common with the others.
         for space in 1..=4 {
-            let mut batch = writer.buffer().unwrap();
+            let mut batch = writer.pool().buffer().unwrap();
             let bytes = batch.push(SpaceId(space), Address(16 * PAGE_BYTES), PageCount(16)).unwrap();
             for (number, page) in bytes.chunks_mut(PAGE_BYTES as usize).enumerate() {
                 let value = match (space, 16 + number as u64) {

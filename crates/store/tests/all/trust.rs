@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use model::{ByteCount, PageCount, Sequence};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::io::Errno;
-use store::{Base, BufferStock, CheckpointSink, Error, ImageReader, LogOptions, Store, SubjectName, trust};
+use store::{
+    Base, BufferStock, CheckpointSink, Error, ImageReader, LogOptions, Store, SubjectName, Urgency, trust,
+};
 
 use crate::common::{append, meta, options, records, verify, write_image};
 
@@ -73,8 +75,8 @@ fn write_log(store: &Store, name: &str, sequence: u64) {
         ..LogOptions::default()
     };
     let log = store.open_log(&subject(name), options).unwrap();
-    let epoch = log.begin(Sequence(sequence), Base::Newest).unwrap().unwrap();
-    let mut batch = epoch.buffer().unwrap();
+    let epoch = log.begin(Sequence(sequence), Base::Newest, Urgency::Precopy).unwrap().unwrap();
+    let mut batch = epoch.pool().buffer().unwrap();
     batch.push(image::SpaceId(0), model::Address(0), PageCount(3)).unwrap().fill(7);
     epoch.append(batch).unwrap();
     epoch.commit(records(), meta(sequence)).unwrap().wait().unwrap();

@@ -57,7 +57,7 @@ impl Continuous {
             let wait = retries.after(error).again()?;
             before.descriptors.release();
             before.descriptors.forget();
-            sink.limit_waits(None);
+            sink.pool().limit_waits(None);
             std::thread::sleep(wait);
             before.processes.survey(&mut before.objects)?;
         }
@@ -115,7 +115,7 @@ impl Continuous {
             let before_urgent = self.spaces.counts.precopied;
             let urgent = self.approach(before, reserve, may_hurry)?;
             phases[Phase::Precopy] += laps.lap();
-            reserve.limit_waits(Some(STOPPED_WAIT_MAX));
+            reserve.pool().limit_waits(Some(STOPPED_WAIT_MAX));
             if let Some(captured) = self.stop_last(before, reserve, (urgent, phases))? {
                 let counts = &self.spaces.counts;
                 let urgently = counts.precopied.get() - before_urgent.get();
@@ -125,7 +125,7 @@ impl Continuous {
                 }
                 return Ok(captured);
             }
-            reserve.limit_waits(None);
+            reserve.pool().limit_waits(None);
             reserve.end_stop()?;
             if self.spaces.counts.throttle.is_spent() {
                 reserve.hold_more(self.spaces.due_at_most())?;
@@ -181,7 +181,7 @@ impl Continuous {
     fn capture(
         &mut self,
         before: &mut Before,
-        sink: &dyn PageSink,
+        sink: &Reserve<'_>,
         (urgent, phases): (Urgent, Phases),
     ) -> Result<Option<Captured>> {
         let stopped = Stopped::stop(&mut self.spaces.freezer, &self.roots, urgent, phases)?;

@@ -32,7 +32,7 @@ use std::time::Duration;
 use image::RecordSet;
 use model::{ProcessKey, Sequence};
 use resource::files::FileRecord;
-use store::{Base, CheckpointSink, ImageReader, OpenCheckpoint};
+use store::{Base, CheckpointSink, ImageReader, OpenCheckpoint, Urgency};
 use sys::clock::Stopwatch;
 use sys::packet_hold::{PacketHold, PacketNumber};
 use tracee::{Roots, Urgent};
@@ -255,10 +255,10 @@ impl Continuous {
 
     fn track_once(&mut self, options: &CheckpointOptions) -> Result<Tracking> {
         let mut before = self.survey(options)?;
-        let mut found = Tracking { arming: self.arm(&mut before, &NullSink)?, ..Tracking::default() };
+        let mut found = Tracking { arming: self.arm(&mut before, &NullSink::new())?, ..Tracking::default() };
         self.scans += 1;
         if self.scans.is_multiple_of(SCANS_PER_COVER) {
-            found.arming += self.cover_all(&mut before, &NullSink)?;
+            found.arming += self.cover_all(&mut before, &NullSink::new())?;
         }
         let began = Stopwatch::start();
         let stopped = if self.spaces.kind.properties().rearms_running {
@@ -294,7 +294,7 @@ impl Continuous {
         // subject continues to run, so `kill` is cleared.
         let options = CheckpointOptions { kill: false, ..options.clone() };
         let base = if self.is_whole { Base::Nothing } else { Base::Newest };
-        let Some(epoch) = log.begin(options.sequence, base)? else { return Ok(None) };
+        let Some(epoch) = log.begin(options.sequence, base, Urgency::Precopy)? else { return Ok(None) };
         self.meanwhile.end();
         self.watched.begin(options.sequence);
         let outcome = take(self, epoch, &options);

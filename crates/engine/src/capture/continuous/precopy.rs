@@ -18,8 +18,8 @@ use tracee::Urgent;
 use track::Moment;
 
 use super::super::before::Before;
-use super::super::copier::PageSink;
 use super::super::phases::{Phase, Phases};
+use super::super::reserve::Reserve;
 use super::copies::are_worth_it;
 use super::spaces::Spaces;
 use super::taken::Counts;
@@ -85,7 +85,7 @@ impl Spaces {
 
     /// Copies dirty pages in rounds while the subject runs. Ends when few pages are left, or when the number
     /// of pages no longer falls enough.
-    pub(super) fn precopy(&mut self, before: &Before, sink: &dyn PageSink, is_new: bool) -> Result<()> {
+    pub(super) fn precopy(&mut self, before: &Before, sink: &Reserve<'_>, is_new: bool) -> Result<()> {
         self.counts = Counts::default();
         // A read with O_DIRECT pins pages. A pinned page changes without a page fault, so that the tracker
         // misses the change.
@@ -116,7 +116,7 @@ impl Spaces {
 
     /// Executes one round: copies the pages that are dirty now, unless the subject will probably write too many of them
     /// again.
-    pub(super) fn round(&mut self, before: &Before, sink: &dyn PageSink) -> Result<Round> {
+    pub(super) fn round(&mut self, before: &Before, sink: &Reserve<'_>) -> Result<Round> {
         let pages = self.scan_running(before, sink)?;
         self.counts.rounds += 1;
         let is_copied =
@@ -135,7 +135,7 @@ impl Spaces {
     }
 
     /// Copies dirty pages in slices, until a final stop will probably fit into the pause budget.
-    pub(super) fn slice(&mut self, before: &mut Before, sink: &dyn PageSink) -> Result<()> {
+    pub(super) fn slice(&mut self, before: &mut Before, sink: &Reserve<'_>) -> Result<()> {
         if !self.can_slice() || (self.budget.fits(self.due(before)) && !self.counts.has_deferred_fresh) {
             return Ok(());
         }
@@ -212,7 +212,7 @@ impl Spaces {
     }
 
     /// Scans the running subject, and defers the copies of the dirty pages. Returns the number of these pages.
-    pub(super) fn scan_running(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
+    pub(super) fn scan_running(&mut self, before: &Before, sink: &Reserve<'_>) -> Result<PageCount> {
         let begun = self.clock.now();
         let mut pages = PageCount(0);
         self.counts.has_scanned = true;
@@ -228,7 +228,7 @@ impl Spaces {
 
     /// Copies all deferred pages while the subject runs. `found` is the number of pages that the last scan has found. Ends
     /// early when the subject has written to too many of them since. Returns whether all pages were copied.
-    fn copy_running(&mut self, before: &Before, sink: &dyn PageSink, found: PageCount) -> Result<bool> {
+    fn copy_running(&mut self, before: &Before, sink: &Reserve<'_>, found: PageCount) -> Result<bool> {
         let mut part = PART_MIN;
         loop {
             let until = (self.deferred(before) > UNLOOKED_MAX).then(|| Deadline::after(part));
@@ -256,7 +256,7 @@ impl Spaces {
     fn copy_deferred(
         &mut self,
         before: &Before,
-        sink: &dyn PageSink,
+        sink: &Reserve<'_>,
         until: Option<Deadline>,
     ) -> Result<PageCount> {
         let mut pages = PageCount(0);
@@ -283,7 +283,7 @@ impl Spaces {
 
     /// Copies all deferred pages in slices. After each slice, the subject runs for the time `run`, and the
     /// copying continues.
-    fn copy_in_slices(&mut self, before: &Before, sink: &dyn PageSink, run: Duration) -> Result<()> {
+    fn copy_in_slices(&mut self, before: &Before, sink: &Reserve<'_>, run: Duration) -> Result<()> {
         let mut progress = Stopwatch::start();
         // Between two slices, the subject would write pages again during an allocation.
         sink.prepare(self.deferred(before))?;
@@ -308,7 +308,7 @@ impl Spaces {
     }
 
     /// Executes one slice. Returns the number of copied pages.
-    fn stop_and_copy(&mut self, before: &Before, sink: &dyn PageSink) -> Result<PageCount> {
+    fn stop_and_copy(&mut self, before: &Before, sink: &Reserve<'_>) -> Result<PageCount> {
         let urgent = Urgent::begin();
         let tree = self.freezer.stop(&before.processes.roots)?;
         let began = tree.began;
@@ -332,7 +332,7 @@ impl Spaces {
         &mut self,
         before: &Before,
         moment: Moment,
-        sink: &dyn PageSink,
+        sink: &Reserve<'_>,
         until: Deadline,
     ) -> Result<PageCount> {
         let (workers, late) = match moment {

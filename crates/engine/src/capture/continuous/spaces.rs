@@ -26,6 +26,7 @@ use super::super::pages;
 use super::super::phases::{Phase, Phases};
 use super::super::pipeline::Memory;
 use super::super::process::Process;
+use super::super::reserve::Reserve;
 use super::super::watched::Watched;
 use super::budget::Budget;
 use super::copies::Habits;
@@ -62,7 +63,7 @@ pub(super) struct Spaces {
 pub(super) struct Writing<'a> {
     pub(super) spaces: &'a mut Spaces,
     pub(super) watched: &'a mut Watched,
-    pub(super) sink: &'a dyn PageSink,
+    pub(super) sink: &'a Reserve<'a>,
 }
 
 /// The result of a stop in which some pages did not fit into the pause budget. These pages are not yet

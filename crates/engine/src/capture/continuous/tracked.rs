@@ -22,6 +22,7 @@ use track::{Attach, Content, DirtyPages, Loosener, Moment, TrackError, Tracker};
 use super::super::address_space::Coverage;
 use super::super::copier::{Copier, PageSink};
 use super::super::process::Process;
+use super::super::reserve::Reserve;
 use super::super::shared_pages;
 use super::budget::{BUFFER_MAKING, CHUNK};
 use super::deferred::Deferred;
@@ -260,13 +261,13 @@ impl Tracked {
         &mut self,
         process: &Process,
         moment: Moment,
-        sink: &dyn PageSink,
+        sink: &Reserve<'_>,
         until: Option<Deadline>,
         workers: Option<&WorkerPool>,
     ) -> Result<PageCount> {
         let before = self.deferred.pages;
         if let Some(workers) = workers
-            && before.get() >= TOGETHER_MIN * sink.buffer_pages().get()
+            && before.get() >= TOGETHER_MIN * sink.pool().buffer_pages().get()
         {
             self.copy_together(process, sink, until, workers)?;
         }
@@ -318,13 +319,13 @@ impl Tracked {
     fn copy_together(
         &mut self,
         process: &Process,
-        sink: &dyn PageSink,
+        sink: &Reserve<'_>,
         until: Option<Deadline>,
         workers: &WorkerPool,
     ) -> Result<()> {
         let mut together = Together::new(workers);
         let mut shared = Vec::new();
-        while self.deferred.pages >= sink.buffer_pages()
+        while self.deferred.pages >= sink.pool().buffer_pages()
             && until.is_none_or(|until| until.left() > together.needed())
         {
             let batch = match until {
@@ -351,11 +352,11 @@ impl Tracked {
         Ok(())
     }
 
-    fn pass_on(&mut self, read: Vec<Filling>, sink: &dyn PageSink) -> Result<()> {
+    fn pass_on(&mut self, read: Vec<Filling>, sink: &Reserve<'_>) -> Result<()> {
         for filling in read {
             filling.failed.into_iter().for_each(|range| self.unread.insert(range));
             if filling.batch.is_empty() {
-                sink.put_back(filling.batch);
+                sink.pool().put_back(filling.batch);
             } else {
                 sink.append(filling.batch)?;
             }
@@ -365,7 +366,7 @@ impl Tracked {
 
     /// Inspects the pages that could not be read: guard regions, pages without access, and pages that no
     /// longer exist. Copies the private pages in these ranges.
-    pub(super) fn copy_unread(&mut self, process: &Process, sink: &dyn PageSink) -> Result<()> {
+    pub(super) fn copy_unread(&mut self, process: &Process, sink: &Reserve<'_>) -> Result<()> {
         if self.unread.is_empty() {
             return Ok(());
         }
@@ -392,8 +393,7 @@ mod tests {
     use std::collections::HashSet;
 
     use model::{PAGE_BYTES, Pid};
-    use store::PageBatch;
-    use sys::page_buffer::PageBuffer;
+    use store::{BufferStock, PageChange, PagePool, Waits};
     use tracee::procfs;
     use track::{Coverage as Covered, TrackerKind};
 
@@ -421,27 +421,18 @@ mod tests {
         }
     }
 
-    /// A sink that always has a buffer.
-    struct Plenty;
+    /// A sink that discards all pages.
+    struct Plenty(PagePool);
 
     impl PageSink for Plenty {
-        fn buffer(&self) -> store::Result<PageBatch> {
-            Ok(PageBatch::over(PageBuffer::new(BUFFER.bytes())?))
+        fn pool(&self) -> &PagePool {
+            &self.0
         }
 
-        fn free_buffer(&self) -> store::Result<Option<PageBatch>> {
-            self.buffer().map(Some)
-        }
-
-        fn append(&self, _: PageBatch) -> store::Result<()> {
-            Ok(())
-        }
-
-        fn buffer_pages(&self) -> PageCount {
-            BUFFER
-        }
-
-        fn discard(&self, _: SpaceId, _: AddressRange) -> store::Result<()> {
+        fn apply(&self, change: PageChange) -> store::Result<()> {
+            if let PageChange::Pages(batch) = change {
+                self.0.put_back(batch);
+            }
             Ok(())
         }
     }
@@ -461,6 +452,9 @@ mod tests {
         let start = Address((memory.as_ptr() as u64).next_multiple_of(PAGE_BYTES));
         let range = AddressRange::new(start, Address(start.get() + PAGES * PAGE_BYTES));
         let worker_pool = WorkerPool::new(std::num::NonZeroUsize::MIN, &[]).ok();
+        let plenty = Plenty(PagePool::new(4, BufferStock::new(BUFFER), Waits::Limited));
+        plenty.0.prepare().unwrap();
+        let passing = Reserve::passing(&plenty);
         for workers in [None, worker_pool.as_ref()] {
             let mut tracked = Tracked::new(&process, Box::new(Unasked));
             tracked.deferred.extend(std::iter::once(range));
@@ -468,7 +462,7 @@ mod tests {
             let mut left = PAGES;
             while left > 0 {
                 let copied =
-                    tracked.copy_deferred(&process, Moment::Stopped, &Plenty, over, workers).unwrap().get();
+                    tracked.copy_deferred(&process, Moment::Stopped, &passing, over, workers).unwrap().get();
                 assert!((1..=left).contains(&copied), "{copied} of {left} pages");
                 left -= copied;
             }

@@ -7,7 +7,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use fastrand::Rng;
 use image::{Owner, Record, RecordSet, SpaceId, Timings};
 use model::{Address, AddressRange, PAGE_BYTES, PageCount, Pid, Sequence};
-use store::{Base, CheckpointSink, CommitMeta, ImageReader, PageSink, Result, Store, SubjectName, Ticket};
+use store::{
+    Base, CheckpointSink, CommitMeta, ImageReader, PageSink, Result, Store, SubjectName, Ticket, Urgency,
+};
 
 use undying_store as store;
 
@@ -58,7 +60,7 @@ impl Subject {
         let sequence = self.next;
         let full = self.history.is_empty() || self.random.u64(..40) == 0;
         let base = if full { Base::Nothing } else { Base::Newest };
-        let Some(epoch) = sink.begin(sequence, base)? else { return Ok(None) };
+        let Some(epoch) = sink.begin(sequence, base, Urgency::Precopy)? else { return Ok(None) };
         self.next = Sequence(sequence.0 + 1);
         let before = self.now.clone();
         if full {
@@ -102,7 +104,7 @@ impl Subject {
     /// Appends `count` pages, in batches of short runs.
     fn write(&mut self, epoch: &dyn PageSink, mut count: u64) -> Result<()> {
         while count > 0 {
-            let mut batch = epoch.buffer()?;
+            let mut batch = epoch.pool().buffer()?;
             while batch.room() > PageCount(0) && count > 0 {
                 let (space, start) = (self.random.u32(..2), self.random.u64(..self.span));
                 let pages = 1 + self.random.u64(..batch.room().0.min(count).min(4));

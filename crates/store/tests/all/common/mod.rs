@@ -1,6 +1,7 @@
 //! Helpers for several tests of the store: metadata, records, and pages with known bytes.
 
 pub(crate) mod log_model;
+pub(crate) mod remote_sink;
 pub(crate) mod scratch;
 
 use std::path::Path;
@@ -38,7 +39,7 @@ pub(crate) fn records() -> RecordSet {
 pub(crate) fn append(writer: &ImageWriter, space: u32, page: u64, values: &[u8]) -> Result<()> {
     for (number, part) in values.chunks(options().buffer_pages.0 as usize).enumerate() {
         let first = page + number as u64 * options().buffer_pages.0;
-        let mut batch = writer.buffer()?;
+        let mut batch = writer.pool().buffer()?;
         let start = Address(first * PAGE_BYTES);
         let bytes = batch.push(SpaceId(space), start, PageCount(part.len() as u64)).unwrap();
         for (page, value) in bytes.chunks_mut(PAGE_BYTES as usize).zip(part) {
