@@ -27,7 +27,8 @@ use crate::meta::{CommitMeta, WriteTimings};
 use crate::packer::pack_into;
 use crate::pool::{PagePool, Waits};
 use crate::reader::{ImageReader, Segment};
-use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink, Urgency};
+use crate::scheduler::Urgency;
+use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
 use crate::stock::BufferStock;
 
 /// A commit compacts if the number of buffers exceeds a limit. The limit is twice the number of buffers that the live

@@ -2,7 +2,7 @@
 //! image directory, or checkpoints in memory. Other crates can implement a sink, for example one that sends checkpoints
 //! to another machine.
 //!
-//! Owns: the traits `CheckpointSink`, `OpenCheckpoint` and `PageSink`; the urgency of writes.
+//! Owns: the traits `CheckpointSink`, `OpenCheckpoint` and `PageSink`.
 //! Invariants: if a page is passed twice, the second copy replaces the first. No part of a checkpoint is visible before
 //! its commit. A checkpoint that is dropped without a commit leaves no data behind.
 //! Does not: capture a process, or lend buffers; [`PagePool`] does.
@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::log::here::Ticket;
 use crate::meta::CommitMeta;
 use crate::pool::PagePool;
+use crate::scheduler::Urgency;
 
 /// The initial content of a new checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,18 +24,6 @@ pub enum Base {
     Nothing,
     /// The pages of the previous checkpoint.
     Newest,
-}
-
-/// How urgent the writes of a checkpoint are. When several logs of a process write, the more urgent writes come first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub enum Urgency {
-    /// Nothing waits for the writes: compaction, compression, the removal of files.
-    Background,
-    /// Pages that are copied while the subject runs.
-    #[default]
-    Precopy,
-    /// The pages of the pause and all that follows them. A caller may wait for the ticket.
-    Final,
 }
 
 /// Receives the checkpoints of one subject in sequence.

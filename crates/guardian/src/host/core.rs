@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use health::Interest;
 use model::{Pid, Signal};
-use store::BufferStock;
+use store::StorageService;
 use supervise::{Fault, SubjectStatus};
 use sys::clock::Clock;
 use sys::listener_holder::ListenerHolder;
@@ -166,7 +166,7 @@ impl Host {
             reaper: ProcessReaper::found()?,
             streams: Arc::new(streams),
             clock: Clock::default(),
-            buffers: BufferStock::default(),
+            storage: StorageService::default(),
             costs: CostMeter::new(),
             child_stops: Arc::default(),
             blocked_before: signals.blocked_before,

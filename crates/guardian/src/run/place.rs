@@ -5,7 +5,8 @@
 
 use model::Sequence;
 use store::{
-    BufferStock, ImageReader, LogOptions, LogWriter, RetentionPolicy, SegmentCompression, Store, SubjectName,
+    ImageReader, LogOptions, LogWriter, RetentionPolicy, SegmentCompression, StorageService, Store,
+    SubjectName,
 };
 
 use super::request::RunRequest;
@@ -24,7 +25,7 @@ impl Place {
         store: &Store,
         name: &SubjectName,
         request: &RunRequest,
-        buffers: &BufferStock,
+        storage: &StorageService,
     ) -> Self {
         let compression =
             request.compression.map(|codec| SegmentCompression::new(codec, request.compress_after));
@@ -32,7 +33,7 @@ impl Place {
             keep: RetentionPolicy::thinned(request.keep),
             size: request.store_max,
             compression,
-            stock: buffers.clone(),
+            service: storage.clone(),
             ..LogOptions::default()
         };
         Self { store: store.clone(), name: name.clone(), options }

@@ -24,7 +24,7 @@ use engine::{
     Restored,
 };
 use model::{Pid, ProcessKey, Sequence};
-use store::{BufferStock, Store, SubjectName};
+use store::{StorageService, Store, SubjectName};
 use supervise::{ChangedFiles, RestoreError, Survey};
 use sys::clock::Clock;
 use sys::listener_holder::Creation;
@@ -57,8 +57,8 @@ pub(crate) struct Shared {
     pub(crate) streams: Arc<Streams>,
     /// The clock that decides what is due.
     pub(crate) clock: Clock,
-    /// The free page buffers of all logs.
-    pub(crate) buffers: BufferStock,
+    /// The page buffers, the threads and the order of the I/O of all logs.
+    pub(crate) storage: StorageService,
     /// Measures what checkpoints cost the subjects.
     pub(crate) costs: CostMeter,
     /// Whether the kernel reports the stops of children.

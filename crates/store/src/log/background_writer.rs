@@ -18,9 +18,11 @@ use sys::part_reader::PartReader;
 
 use super::layout::{SegmentLayout, check_page, create_segment, open_segment, remove_segment, too_many};
 use super::table::BlockIndex;
-use super::worker_thread::WorkerThread;
+use super::worker_thread::Worker;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, PageFile};
+use crate::scheduler::{LogIo, Urgency};
+use crate::threads::Threads;
 
 /// The number of segments that are created in advance. At the full rate of the device, a segment lasts some
 /// milliseconds, and the creation takes about one millisecond.
@@ -75,7 +77,7 @@ enum Done {
 #[derive(Debug)]
 pub(super) struct BackgroundWriter {
     work: Work,
-    thread: Option<WorkerThread<Job, Done>>,
+    thread: Option<Worker<Job, Done>>,
     next: u32,
     asked: u32,
     /// The maximum number of segments that are created in advance now. A segment that is taken counts until the next
@@ -96,20 +98,21 @@ struct Work {
     medium: Arc<dyn Medium>,
     directory: PathBuf,
     layout: SegmentLayout,
+    io: Arc<LogIo>,
 }
 
 impl BackgroundWriter {
-    /// Returns a background writer that creates segments from the number `first` on, in its own thread or in the thread
+    /// Returns a background writer that creates segments from the number `first` on, in `threads` or in the thread
     /// of the caller.
     pub(super) fn start(
         medium: Arc<dyn Medium>,
         directory: &Path,
         layout: SegmentLayout,
         first: LogSegment,
-        own_thread: bool,
-    ) -> Result<Self> {
-        let work = Work { medium, directory: directory.to_path_buf(), layout };
-        let thread = if own_thread { Some(work.clone().start()?) } else { None };
+        (io, threads): (&Arc<LogIo>, Option<&Threads>),
+    ) -> Self {
+        let work = Work { medium, directory: directory.to_path_buf(), layout, io: Arc::clone(io) };
+        let thread = threads.map(|threads| work.clone().start(threads));
         let (ready, read) = (VecDeque::new(), VecDeque::new());
         let reader = PartReader::default();
         let mut background_writer = Self {
@@ -125,7 +128,7 @@ impl BackgroundWriter {
             reader,
         };
         background_writer.ask_ahead();
-        Ok(background_writer)
+        background_writer
     }
 
     /// Returns the next segment. Waits if the segment is not yet created.
@@ -200,10 +203,7 @@ impl BackgroundWriter {
 
     /// Ends the thread, and removes segments that were created and not used.
     pub(super) fn finish(mut self) {
-        if let Some(thread) = &mut self.thread {
-            thread.close();
-            while self.receive(true) {}
-        }
+        while self.receive(true) {}
         let unused = self.ready.drain(..).filter_map(|(number, made)| made.is_ok().then_some(number));
         self.work.remove(&unused.collect::<Vec<_>>());
     }
@@ -225,8 +225,7 @@ impl BackgroundWriter {
         }
     }
 
-    /// Receives one result. Returns false if there is no result. With `wait`, returns false only if the thread has
-    /// ended.
+    /// Receives one result. Returns false if there is no result. With `wait`, returns false only if no job is left.
     fn receive(&mut self, wait: bool) -> bool {
         let Some(thread) = &self.thread else { return false };
         let done = if wait { thread.take() } else { thread.try_take() };
@@ -246,9 +245,9 @@ impl BackgroundWriter {
 }
 
 impl Work {
-    fn start(self) -> Result<WorkerThread<Job, Done>> {
+    fn start(self, threads: &Threads) -> Worker<Job, Done> {
         let mut reader = PartReader::default();
-        WorkerThread::start("undying-clean", JOBS_MAX, move |job, report| {
+        Worker::new(threads, JOBS_MAX, move |job, report| {
             self.run(job, &mut reader).map(report);
         })
     }
@@ -281,6 +280,7 @@ impl Work {
         let mut done = 0;
         while done < job.moves.len() {
             let (parts, blocks) = stretches(&job.moves[done..]);
+            self.io.give_way(Urgency::Background, || false);
             let bytes = segment.pages.read_parts(&parts, reader)?;
             for (from, moved) in blocks.iter().zip(&job.moves[done..]) {
                 let page = &bytes[from * BLOCK..][..BLOCK];

@@ -15,21 +15,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use image::{CHUNK_BYTES, LogSegment};
-use model::{ByteCount, Tid};
+use model::ByteCount;
 use sys::Errno;
 use sys::clock::Clock;
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
-use sys::scheduling::{self, Attributes};
 
 use super::layout::{chunks_path, compressed_path, new_chunks_path, segment_path};
 use super::options::SegmentCompression;
 use super::segments::{Compressed, Segments, Watched};
-use super::worker_thread::WorkerThread;
+use super::worker_thread::Worker;
 use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::medium::{Medium, Writes};
+use crate::scheduler::{LogIo, Urgency};
 use crate::segment::{EndedSegment, SegmentWriter};
+use crate::threads::Threads;
 
 /// Number of inspections of a segment during the observation time (the field `after`).
 const SCANS_PER_DELAY: u32 = 64;
@@ -44,12 +45,6 @@ const READ_BYTES: ByteCount = ByteCount(1 << 20);
 /// The maximum number of writes in flight.
 const IN_FLIGHT: std::num::NonZeroUsize = std::num::NonZeroUsize::new(2).expect("2 is not zero");
 
-/// The thread id that means the calling thread.
-const SELF: Tid = Tid(0);
-
-/// The nice value of the thread: the lowest priority of ordinary threads.
-const NICE: i32 = 19;
-
 /// The result of a compression: the new length, or `None` if the segment remains uncompressed.
 type Outcome = (LogSegment, Result<Option<ByteCount>>);
 
@@ -59,9 +54,9 @@ pub(super) struct Compressor {
     /// The time for which a full segment is observed before it is compressed.
     after: Duration,
     clock: Clock,
+    threads: Option<Threads>,
     work: Work,
-    thread: Option<WorkerThread<Vec<LogSegment>, Outcome>>,
-    own_thread: bool,
+    worker: Option<Worker<Vec<LogSegment>, Outcome>>,
     done: VecDeque<Outcome>,
     under_way: usize,
     next_scan: Option<Instant>,
@@ -73,19 +68,22 @@ struct Work {
     directory: PathBuf,
     codec: &'static dyn Codec,
     is_over: Arc<AtomicBool>,
+    io: Arc<LogIo>,
 }
 
 impl Compressor {
-    /// Creates a compressor that works in its own thread or in the thread of the caller.
+    /// Creates a compressor that works in `threads` or in the thread of the caller.
     pub(super) fn new(
         medium: Arc<dyn Medium>,
         directory: &Path,
         SegmentCompression { codec, after, clock }: SegmentCompression,
-        own_thread: bool,
+        (io, threads): (&Arc<LogIo>, Option<&Threads>),
     ) -> Self {
-        let work = Work { medium, directory: directory.to_path_buf(), codec, is_over: Arc::default() };
+        let (directory, io) = (directory.to_path_buf(), Arc::clone(io));
+        let work = Work { medium, directory, codec, is_over: Arc::default(), io };
         let (done, next_scan) = (VecDeque::new(), None);
-        Self { after, clock, work, thread: None, own_thread, done, under_way: 0, next_scan }
+        let worker = threads.map(|threads| work.clone().start(threads));
+        Self { after, clock, threads: threads.cloned(), work, worker, done, under_way: 0, next_scan }
     }
 
     /// Starts the compression of segments whose pages rarely change. `active` is the active segment. Call this when all
@@ -124,7 +122,7 @@ impl Compressor {
     /// Returns a segment whose compression has ended, if there is one now. The length is `None` if the segment remains
     /// uncompressed.
     pub(super) fn take_done(&mut self) -> Option<(LogSegment, Option<ByteCount>)> {
-        let done = self.done.pop_front().or_else(|| self.thread.as_ref()?.try_take());
+        let done = self.done.pop_front().or_else(|| self.worker.as_ref()?.try_take());
         let (number, outcome) = done?;
         self.under_way -= 1;
         Some((number, outcome.ok().flatten()))
@@ -132,22 +130,15 @@ impl Compressor {
 
     fn give(&mut self, found: Vec<LogSegment>) {
         let count = found.len();
-        if !self.own_thread {
-            self.done.extend(found.into_iter().map(|number| (number, self.work.compress(number))));
-        } else if let Some(thread) = self.thread() {
-            thread.give(found);
-        } else {
-            // If the thread cannot be started, these segments remain uncompressed.
-            return;
+        match (&self.worker, &self.threads) {
+            // If no thread can be started, these segments remain uncompressed.
+            (Some(worker), Some(threads)) if threads.start().is_ok() => worker.give(found),
+            (Some(_), _) => return,
+            (None, _) => {
+                self.done.extend(found.into_iter().map(|number| (number, self.work.compress(number))));
+            }
         }
         self.under_way = count;
-    }
-
-    fn thread(&mut self) -> Option<&WorkerThread<Vec<LogSegment>, Outcome>> {
-        if self.thread.is_none() {
-            self.thread = self.work.clone().start().ok();
-        }
-        self.thread.as_ref()
     }
 }
 
@@ -164,19 +155,10 @@ impl Drop for Compressor {
 }
 
 impl Work {
-    fn start(self) -> Result<WorkerThread<Vec<LogSegment>, Outcome>> {
-        let mut is_last = false;
-        WorkerThread::start("undying-shrink", BATCH_MAX, move |numbers, report| {
-            if !is_last {
-                is_last = true;
-                let nice = Attributes { nice: NICE, ..Attributes::default() };
-                // If the priority cannot be set, the compression is still correct, but can delay other threads.
-                let _ = scheduling::set_attributes(SELF, &nice);
-            }
+    fn start(self, threads: &Threads) -> Worker<Vec<LogSegment>, Outcome> {
+        Worker::new(threads, BATCH_MAX, move |numbers, report| {
             for number in numbers {
-                if !report((number, self.compress(number))) {
-                    return;
-                }
+                report((number, self.compress(number)));
             }
         })
     }
@@ -216,6 +198,7 @@ impl Work {
                 return Ok(None);
             }
             let end = (at + READ_BYTES).min(whole);
+            self.io.give_way(Urgency::Background, || false);
             let bytes = source.read_parts(std::slice::from_ref(&(at..end)), &mut reader)?;
             let mut buffer = match writer.take_done()? {
                 Some(buffer) => buffer,

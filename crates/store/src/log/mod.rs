@@ -29,6 +29,7 @@ pub(crate) mod table;
 mod ticket;
 mod worker_thread;
 mod writer;
+mod writer_task;
 mod writer_thread;
 
 pub use here::{Completer, Ticket};

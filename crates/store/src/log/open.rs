@@ -44,7 +44,7 @@ pub(super) struct Opened {
 
 /// Opens the log in this directory, and creates the directory if it does not exist.
 pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOptions) -> Result<Opened> {
-    let shared = Arc::new(Shared::new(options.buffers.get(), options.stock.clone())?);
+    let shared = Arc::new(Shared::new(options.buffers.get(), &options.service)?);
     let lock = lock(&**medium, directory)?;
     let mut files = LogFiles::new(&**medium, directory);
     let Inventory { newest, there, kept, live, garbage } = Inventory::take(&mut files)?;
@@ -66,9 +66,12 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
     let length = newest.as_ref().map_or(asked, |newest| newest.length);
     let in_flight = options.buffers.saturating_add(OTHER_WRITES);
     let layout = SegmentLayout { log, length, in_flight };
-    let own_thread = options.threads == LogThreads::Own;
+    let service = (options.threads == LogThreads::Own).then_some(&options.service);
+    service.map_or(Ok(()), |service| service.writers.start())?;
+    let io = Arc::clone(&shared.io);
+    let (writers, compressors) = (service.map(|all| &all.writers), service.map(|all| &all.compressors));
     let background_writer =
-        BackgroundWriter::start(Arc::clone(medium), directory, layout, first, own_thread)?;
+        BackgroundWriter::start(Arc::clone(medium), directory, layout, first, (&io, writers));
     let mut state = match &newest {
         Some(newest) => State::of(files.load(&newest.root, length)?),
         None => State::empty(Segments::new(length)),
@@ -90,7 +93,7 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
             background_writer,
             length,
             options.wasted_max,
-            options.stock.clone(),
+            options.service.stock.clone(),
         ),
         stamp: SlotStamp { log, generation, durable: LogPlace { segment: first, block: 0 } },
         state,
@@ -100,10 +103,9 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
         epoch: None,
         packed: Packed::default(),
         cleaner: Cleaner::default(),
-        compression: options
-            .compression
-            .clone()
-            .map(|compression| Compressor::new(Arc::clone(medium), directory, compression, own_thread)),
+        compression: options.compression.clone().map(|compression| {
+            Compressor::new(Arc::clone(medium), directory, compression, (&io, compressors))
+        }),
         pending: Vec::new(),
         status: LogStatus::default(),
     };

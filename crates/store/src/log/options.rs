@@ -14,7 +14,7 @@ use model::{ByteCount, PageCount};
 use sys::clock::Clock;
 
 use crate::codec::Codec;
-use crate::stock::BufferStock;
+use crate::service::StorageService;
 
 /// The boundaries of the age intervals of `RetentionPolicy::thinned`. The policy keeps the newest checkpoints, and in
 /// addition one checkpoint of each interval.
@@ -136,7 +136,8 @@ impl SizeLimit {
 /// The threads that write the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogThreads {
-    /// Two threads of the writer: one thread writes, and one thread creates segments and reads pages for compaction.
+    /// Threads of the service, while there is work: one thread writes, and one thread creates segments and reads pages
+    /// for compaction.
     Own,
     /// No own thread: a thread that waits for the writer does the work. Tools and deterministic tests use this mode.
     Caller,
@@ -148,9 +149,8 @@ pub struct LogOptions {
     /// The maximum number of buffers that a checkpoint uses. This number does not include the buffers that an epoch
     /// reserves for a pause.
     pub buffers: NonZeroUsize,
-    /// The stock of free buffers. Logs of one process should share a stock: then the memory does not depend on the number
-    /// of logs, but on the checkpoints that are taken at the same time.
-    pub stock: BufferStock,
+    /// The page buffers, the threads and the order of the I/O. Logs of one process should share a service.
+    pub service: StorageService,
     /// The size of a segment, if the log is created. An existing log keeps its segment size.
     pub segment: ByteCount,
     /// The retention policy.
@@ -193,7 +193,7 @@ impl Default for LogOptions {
         const BUFFERS: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
         Self {
             buffers: BUFFERS,
-            stock: BufferStock::default(),
+            service: StorageService::default(),
             segment: ByteCount(8 << 20),
             keep: RetentionPolicy::default(),
             size: SizeLimit::default(),

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use image::RecordSet;
@@ -24,7 +24,9 @@ use crate::error::{Error, Result};
 use crate::lock::locked;
 use crate::meta::CommitMeta;
 use crate::pool::{PagePool, Waits};
-use crate::stock::BufferStock;
+use crate::scheduler::{LogIo, Urgent};
+use crate::service::StorageService;
+use crate::threads::{Task, Threads};
 
 /// The maximum number of epochs whose copying is finished, but whose data is not yet durable. One sync can cover all
 /// these epochs, while the pages of the next epoch are copied. With a higher number, the log would use more memory,
@@ -84,9 +86,11 @@ pub(super) struct Promise {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) state: Mutex<State>,
-    orders: Condvar,
-    /// Notified when a `State` field changes for which `await_room` waits.
+    /// Notified when a `State` field changes for which `await_room` or `await_rest` waits.
     changed: Condvar,
+    /// Runs the writer while orders are queued; empty if the threads of the callers run the writer.
+    pub(super) task: OnceLock<(Threads, Weak<dyn Task>)>,
+    pub(super) io: Arc<LogIo>,
     pub(super) event: OwnedFd,
     pub(super) pool: PagePool,
     /// Whether the newest checkpoints of the log were invalidated (see `LogWriter::void_above`). If true, the next
@@ -111,7 +115,10 @@ pub(super) struct State {
     pub(super) in_flight: usize,
     completions: VecDeque<Completion>,
     failure: Option<Error>,
-    closed: bool,
+    /// Whether a thread runs the writer, or is about to do so.
+    is_running: bool,
+    /// Makes the writes urgent while `in_flight` is not 0.
+    urgent: Option<Urgent>,
     pub(super) status: LogStatus,
     /// `None` without a maximum size.
     pub(super) room: Option<Room>,
@@ -130,17 +137,18 @@ pub(super) struct Room {
 }
 
 impl Shared {
-    /// Returns a queue with a pool that uses at most `limit` buffers of a stock.
-    pub(super) fn new(limit: usize, stock: BufferStock) -> Result<Self> {
-        let pool = PagePool::new(limit, stock, Waits::Limited);
+    /// Returns a queue with a pool that uses at most `limit` buffers.
+    pub(super) fn new(limit: usize, service: &StorageService) -> Result<Self> {
+        let pool = PagePool::new(limit, service.stock.clone(), Waits::Limited);
+        let (task, io) = (OnceLock::new(), LogIo::new(service.scheduler.clone()));
         let mut state = State::default();
         let controls = 2 * (EPOCHS_IN_FLIGHT_MAX + 1);
         state.queue.reserve(limit + controls + DROPS_READY);
         let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let event = event.map_err(|errno| sys::Error::new("create an eventfd", errno))?;
-        let (state, orders, changed) = (Mutex::new(state), Condvar::new(), Condvar::new());
+        let (state, changed) = (Mutex::new(state), Condvar::new());
         let (is_void, is_open) = (AtomicBool::default(), AtomicBool::default());
-        Ok(Self { state, orders, changed, event, pool, is_void, is_open })
+        Ok(Self { state, changed, task, io, event, pool, is_void, is_open })
     }
 
     /// Adds an order to the queue. Returns false, without adding the order, if `DROPS_MAX` discards are
@@ -162,33 +170,25 @@ impl Shared {
             Order::Finish(_) => {
                 state.finishes += 1;
                 state.in_flight += 1;
+                state.urgent.get_or_insert_with(|| self.io.urgent());
             }
             _ => {}
         }
         state.queue.push_back(order);
-        drop(state);
-        self.orders.notify_one();
+        self.wake(state);
         Ok(true)
     }
 
-    /// Returns the next order. Without `wait`, returns `None` if the queue is empty. With `wait`, waits for an order,
-    /// and returns `None` if the queue is empty and closed.
-    pub(super) fn next(&self, wait: bool) -> Option<Order> {
+    /// Returns the next order.
+    pub(super) fn next(&self) -> Option<Order> {
         let mut state = locked(&self.state);
-        loop {
-            if let Some(order) = state.queue.pop_front() {
-                match &order {
-                    Order::Change(PageChange::Discard(..)) => state.drops -= 1,
-                    Order::Finish(_) => state.finishes -= 1,
-                    _ => {}
-                }
-                return Some(order);
-            }
-            if !wait || state.closed {
-                return None;
-            }
-            state = self.orders.wait(state).unwrap_or_else(PoisonError::into_inner);
+        let order = state.queue.pop_front()?;
+        match &order {
+            Order::Change(PageChange::Discard(..)) => state.drops -= 1,
+            Order::Finish(_) => state.finishes -= 1,
+            _ => {}
         }
+        Some(order)
     }
 
     /// Sets the held checkpoints. Returns whether checkpoints that are no longer held should be dropped now.
@@ -231,6 +231,9 @@ impl Shared {
     fn answer(&self, ticket: &TicketState, result: Result<LogCommitted>) {
         let mut state = locked(&self.state);
         state.in_flight = state.in_flight.saturating_sub(1);
+        if state.in_flight == 0 {
+            state.urgent = None;
+        }
         state.is_hold_old = !state.held.is_empty();
         self.changed.notify_all();
         if state.completions.len() == COMPLETIONS_MAX {
@@ -268,7 +271,7 @@ impl Shared {
         (state.drops, state.finishes) = (0, 0);
         state.queue.reserve(orders.capacity());
         state.queue.extend([Order::Abandon, Order::Void(newest)]);
-        drop(state);
+        self.wake(state);
         for order in orders {
             match order {
                 Order::Change(PageChange::Pages(batch)) => self.pool.put_back(batch),
@@ -276,7 +279,6 @@ impl Shared {
                 _ => {}
             }
         }
-        self.orders.notify_one();
         Ok(())
     }
 
@@ -285,10 +287,36 @@ impl Shared {
         locked(&self.state).check()
     }
 
-    /// Closes the queue: no more orders will be added.
-    pub(super) fn close(&self) {
-        locked(&self.state).closed = true;
-        self.orders.notify_all();
+    /// Makes a thread run the writer, if no thread runs it.
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let Some((threads, task)) = self.task.get() else { return };
+        if !state.is_running
+            && let Some(task) = task.upgrade()
+        {
+            state.is_running = true;
+            drop(state);
+            threads.run(task);
+        }
+    }
+
+    /// Ends the work of the writer. Returns false, and the writer must continue, if an order was queued meanwhile.
+    pub(super) fn rest(&self) -> bool {
+        let mut state = locked(&self.state);
+        state.is_running = !state.queue.is_empty();
+        self.changed.notify_all();
+        !state.is_running
+    }
+
+    /// Ends the work of a writer that has panicked.
+    pub(super) fn stop(&self) {
+        locked(&self.state).is_running = false;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the writer rests.
+    pub(super) fn await_rest(&self) {
+        let waited = self.changed.wait_while(locked(&self.state), |state| state.is_running);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Returns the completions since the previous call, and resets the event.
@@ -337,9 +365,10 @@ mod tests {
     use model::PageCount;
 
     use super::*;
+    use crate::stock::BufferStock;
 
     fn failed() -> Arc<Shared> {
-        let shared = Arc::new(Shared::new(1, BufferStock::new(PageCount(1))).unwrap());
+        let shared = Arc::new(Shared::new(1, &StorageService::new(BufferStock::new(PageCount(1)))).unwrap());
         shared.fail(&Error::Full(sys::Error::new("write", sys::Errno::ENOSPC)));
         shared
     }
@@ -377,7 +406,7 @@ mod tests {
     /// often as the earlier ones become durable and are removed.
     #[test]
     fn near_its_maximum_size_a_log_makes_checkpoints_wait_for_each_other() {
-        let shared = Arc::new(Shared::new(1, BufferStock::new(PageCount(1))).unwrap());
+        let shared = Arc::new(Shared::new(1, &StorageService::new(BufferStock::new(PageCount(1)))).unwrap());
         let set = |disk: u64, in_flight: usize| {
             let mut state = locked(&shared.state);
             state.room = Some(Room { fits_below: 50, begins_below: 80 });
@@ -399,7 +428,7 @@ mod tests {
 
     #[test]
     fn an_order_that_is_dropped_is_answered() {
-        let shared = Arc::new(Shared::new(1, BufferStock::new(PageCount(1))).unwrap());
+        let shared = Arc::new(Shared::new(1, &StorageService::new(BufferStock::new(PageCount(1)))).unwrap());
         let ticket = TicketState::new(Sequence(1));
         drop(finish(&shared, &ticket));
         assert_eq!(shared.take_completions().len(), 1);

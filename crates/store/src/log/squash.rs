@@ -26,6 +26,7 @@ use crate::lock::locked;
 use crate::medium::Medium;
 use crate::meta::CommitMeta;
 use crate::reader::ImageReader;
+use crate::service::StorageService;
 use crate::stock::BufferStock;
 
 /// The number of pages that are read before they are written in order. In an old log, adjacent pages are far apart.
@@ -90,8 +91,8 @@ pub(crate) fn squash(medium: &Arc<dyn Medium>, directory: &Path) -> Result<Optio
 /// Removes all checkpoints except the newest `keep`, at least one. Returns the sequence numbers of the removed
 /// checkpoints.
 pub(crate) fn prune(medium: &Arc<dyn Medium>, directory: &Path, keep: usize) -> Result<Vec<Sequence>> {
-    let (buffers, stock) = (NonZeroUsize::MIN, BufferStock::new(PageCount(1)));
-    let options = LogOptions { buffers, stock, size: SizeLimit::None, ..LogOptions::default() };
+    let (buffers, service) = (NonZeroUsize::MIN, StorageService::new(BufferStock::new(PageCount(1))));
+    let options = LogOptions { buffers, service, size: SizeLimit::None, ..LogOptions::default() };
     let Opened { mut writer_thread, lock: _lock, newest } = open_here(medium, directory, options)?;
     let Some(newest) = newest else { return Ok(Vec::new()) };
     let gone = writer_thread.retention.shorten(keep.max(1));

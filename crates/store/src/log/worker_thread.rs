@@ -1,72 +1,130 @@
-//! A thread that receives jobs and returns results, for work for which no commit waits.
+//! Jobs for which no commit waits. They run one after the other, in threads that all logs of the process share.
 //!
-//! Owns: the thread; the queues for jobs and for results.
+//! Owns: the queues for jobs and for results.
 //! Invariants: jobs are processed in the order of the queue. After the drop, no job is left.
-//! Does not: know the content of the jobs.
+//! Does not: know the content of the jobs, or own a thread.
 
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use crate::error::Result;
+use crate::lock::locked;
+use crate::threads::{Task, Threads};
 
-/// The interface to a worker thread.
+/// The interface to a worker.
 #[derive(Debug)]
-pub(super) struct WorkerThread<J, D> {
-    jobs: Option<SyncSender<J>>,
-    done: Receiver<D>,
-    handle: Option<JoinHandle<()>>,
+pub(super) struct Worker<J, D> {
+    threads: Threads,
+    queue: Arc<Queue<J, D>>,
+    /// The maximum number of queued jobs; a further job blocks its sender.
+    waiting_max: usize,
 }
 
-impl<J: Send + 'static, D: Send + 'static> WorkerThread<J, D> {
-    /// Starts a thread with this name. At most `waiting` jobs and `waiting` results can be queued; a further job or
-    /// result blocks its sender. `work` receives each job and a function that sends a result. This function returns
-    /// whether the receiver still exists.
-    pub(super) fn start(
-        name: &str,
-        waiting: usize,
-        mut work: impl FnMut(J, &mut dyn FnMut(D) -> bool) + Send + 'static,
-    ) -> Result<Self> {
-        let (jobs, receiver) = sync_channel(waiting);
-        let (sender, done) = sync_channel(waiting);
-        let thread = std::thread::Builder::new().name(name.to_owned());
-        let handle = thread.spawn(move || {
-            let mut report = |result| sender.send(result).is_ok();
-            while let Ok(job) = receiver.recv() {
-                work(job, &mut report);
-            }
-        });
-        let handle = handle.map_err(|error| sys::Error::new("start a thread", error))?;
-        Ok(Self { jobs: Some(jobs), done, handle: Some(handle) })
+/// Receives a job and a function that reports a result. A job reports at most a few results.
+type Work<J, D> = Box<dyn FnMut(J, &mut dyn FnMut(D)) + Send>;
+
+struct Queue<J, D> {
+    state: Mutex<State<J, D>>,
+    changed: Condvar,
+    work: Mutex<Work<J, D>>,
+}
+
+struct State<J, D> {
+    jobs: VecDeque<J>,
+    done: VecDeque<D>,
+    is_running: bool,
+    /// Whether a job has panicked. No further job is accepted.
+    is_dead: bool,
+}
+
+impl<J: Send + 'static, D: Send + 'static> Worker<J, D> {
+    /// Returns a worker that processes jobs with `work`.
+    pub(super) fn new(
+        threads: &Threads,
+        waiting_max: usize,
+        work: impl FnMut(J, &mut dyn FnMut(D)) + Send + 'static,
+    ) -> Self {
+        let (jobs, done) = (VecDeque::new(), VecDeque::new());
+        let state = Mutex::new(State { jobs, done, is_running: false, is_dead: false });
+        let queue = Queue { state, changed: Condvar::new(), work: Mutex::new(Box::new(work)) };
+        Self { threads: threads.clone(), queue: Arc::new(queue), waiting_max }
     }
 
-    /// Sends a job to the thread. If the thread has panicked, the error appears when the caller waits for a result.
+    /// Queues a job. If a job has panicked, the error appears when the caller waits for a result.
     pub(super) fn give(&self, job: J) {
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+        let mut state = self.queue.wait(|state| state.jobs.len() < self.waiting_max || state.is_dead);
+        if state.is_dead {
+            return;
+        }
+        state.jobs.push_back(job);
+        if !std::mem::replace(&mut state.is_running, true) {
+            drop(state);
+            self.threads.run(Arc::clone(&self.queue) as Arc<dyn Task>);
+        }
     }
 
     /// Returns a result, if there is one now.
     pub(super) fn try_take(&self) -> Option<D> {
-        self.done.try_recv().ok()
+        locked(&self.queue.state).done.pop_front()
     }
 
-    /// Waits for a result. Returns `None` if the thread has ended and no result is left.
+    /// Waits for a result. Returns `None` if no job is left.
     pub(super) fn take(&self) -> Option<D> {
-        self.done.recv().ok()
-    }
-
-    /// Closes the queue for jobs, so that the thread ends after the last job.
-    pub(super) fn close(&mut self) {
-        self.jobs = None;
+        self.queue.wait(|state| !state.done.is_empty() || !state.is_running).done.pop_front()
     }
 }
 
-impl<J, D> Drop for WorkerThread<J, D> {
-    fn drop(&mut self) {
-        self.jobs = None;
-        while self.done.recv().is_ok() {}
-        if let Some(handle) = self.handle.take() {
-            // A panic was already detected by the caller that waited for a result.
-            let _ = handle.join();
+impl<J, D> Queue<J, D> {
+    /// Waits until `is_reached` returns true.
+    fn wait(&self, is_reached: impl Fn(&State<J, D>) -> bool) -> std::sync::MutexGuard<'_, State<J, D>> {
+        let waited = self.changed.wait_while(locked(&self.state), |state| !is_reached(state));
+        waited.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State<J, D>) -> T) -> T {
+        let changed = change(&mut locked(&self.state));
+        self.changed.notify_all();
+        changed
+    }
+}
+
+impl<J: Send, D: Send> Task for Queue<J, D> {
+    fn run(&self) {
+        let _guard = OnPanic(self);
+        let mut work = locked(&self.work);
+        let next = |state: &mut State<J, D>| {
+            let job = state.jobs.pop_front();
+            state.is_running = job.is_some();
+            job
+        };
+        while let Some(job) = self.change(next) {
+            work(job, &mut |done| self.change(|state| state.done.push_back(done)));
         }
+    }
+}
+
+/// Ends the waits for a worker that has panicked.
+struct OnPanic<'a, J, D>(&'a Queue<J, D>);
+
+impl<J, D> Drop for OnPanic<'_, J, D> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.change(|state| {
+                (state.is_running, state.is_dead) = (false, true);
+                state.jobs.clear();
+            });
+        }
+    }
+}
+
+impl<J, D> Drop for Worker<J, D> {
+    fn drop(&mut self) {
+        drop(self.queue.wait(|state| !state.is_running));
+    }
+}
+
+impl<J, D> fmt::Debug for Queue<J, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").finish_non_exhaustive()
     }
 }

@@ -11,7 +11,6 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use image::RecordSet;
@@ -23,24 +22,28 @@ use super::open::{self, Opened};
 use super::options::{LogOptions, LogThreads};
 use super::queue::{EPOCHS_IN_FLIGHT_MAX, Finish, Order, Promise, Shared};
 use super::ticket::{Completion, LogStatus, TicketState};
+use super::writer_task::WriterTask;
 use crate::batch::PageChange;
 use crate::error::{Error, Result};
 use crate::lock::locked;
 use crate::medium::{Lock, Medium};
 use crate::meta::CommitMeta;
 use crate::pool::{Drive, PagePool};
-use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink, Urgency};
+use crate::scheduler::{Urgency, Urgent};
+use crate::sink::{Base, CheckpointSink, OpenCheckpoint, PageSink};
+use crate::threads::Task;
 
 /// Writes a log. Several threads may share the writer by reference.
 #[derive(Debug)]
 pub struct LogWriter {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// The writer, if threads of the process run it.
+    task: Option<Arc<WriterTask>>,
     here: Arc<Here>,
     directory: PathBuf,
     base: Option<Sequence>,
     last: AtomicU64,
-    /// The lock of the log directory. `end` waits for the thread before this field is dropped. Therefore two writers
+    /// The lock of the log directory. `end` waits for the writer before this field is dropped. Therefore two writers
     /// never write the same log.
     _lock: Box<dyn Lock>,
 }
@@ -53,6 +56,7 @@ struct Epoch {
     here: Arc<Here>,
     sequence: Sequence,
     finished: bool,
+    _urgent: Option<Urgent>,
 }
 
 impl LogWriter {
@@ -68,11 +72,12 @@ impl LogWriter {
         let base = newest.as_ref().map(|newest| newest.slot.sequence);
         let last = newest.and_then(|newest| newest.sequences().max());
         let here = Arc::new(Here::default());
-        let thread = match options.threads {
+        let task = match options.threads {
             LogThreads::Own => {
-                let thread = std::thread::Builder::new().name("undying-log".to_owned());
-                let thread = thread.spawn(move || writer_thread.run());
-                Some(thread.map_err(|error| sys::Error::new("start a thread", error))?)
+                let task = WriterTask::new(writer_thread);
+                let weak: Weak<dyn Task> = Arc::downgrade(&task) as Weak<WriterTask>;
+                let _ = shared.task.set((options.service.writers.clone(), weak));
+                Some(task)
             }
             LogThreads::Caller => {
                 *locked(&here.0) = Some(writer_thread);
@@ -83,7 +88,7 @@ impl LogWriter {
         };
         Ok(Self {
             shared,
-            thread,
+            task,
             here,
             directory: directory.to_path_buf(),
             base,
@@ -180,16 +185,14 @@ impl LogWriter {
     }
 
     fn end(&mut self) {
-        self.shared.close();
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread has already made the queue fail, so the result of `join` is not needed.
-            let _ = thread.join();
-        }
-        let writer_thread = locked(&self.here.0).take();
-        if let Some(mut writer_thread) = writer_thread {
+        let writer = match self.task.take() {
+            Some(task) => task.take(),
+            None => locked(&self.here.0).take(),
+        };
+        if let Some(mut writer) = writer {
             // `drive` has already reported the error to every ticket and to the queue.
-            let _ = writer_thread.drive();
-            writer_thread.active_segment.background_writer.finish();
+            let _ = writer.drive();
+            writer.active_segment.background_writer.finish();
         }
     }
 }
@@ -201,7 +204,7 @@ impl CheckpointSink for LogWriter {
         &self,
         sequence: Sequence,
         base: Base,
-        _urgency: Urgency,
+        urgency: Urgency,
     ) -> Result<Option<Box<dyn OpenCheckpoint>>> {
         self.shared.check()?;
         if self.behind() >= EPOCHS_IN_FLIGHT_MAX {
@@ -209,7 +212,7 @@ impl CheckpointSink for LogWriter {
         }
         if !self.shared.has_room() {
             self.here.drive()?;
-            if self.thread.is_some() && !self.shared.await_room()? {
+            if self.task.is_some() && !self.shared.await_room()? {
                 return Ok(None);
             }
         }
@@ -225,7 +228,8 @@ impl CheckpointSink for LogWriter {
         let is_void = self.shared.is_void.load(Ordering::Acquire);
         let full = base == Base::Nothing || is_void || last == 0 && self.base.is_none();
         let (shared, here) = (Arc::clone(&self.shared), Arc::clone(&self.here));
-        let epoch = Epoch { shared, here, sequence, finished: false };
+        let urgent = (urgency == Urgency::Final).then(|| shared.io.urgent());
+        let epoch = Epoch { shared, here, sequence, finished: false, _urgent: urgent };
         self.shared.pool.limit_waits(None);
         self.shared.pool.prepare()?;
         self.shared.order(Order::Begin { sequence, full })?;

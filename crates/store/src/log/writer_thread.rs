@@ -31,6 +31,7 @@ use crate::meta::WriteTimings;
 use crate::packer::{Packed, pack};
 use crate::pool::OnPanic;
 use crate::reuse::{self, Allowance, Place, Unused};
+use crate::scheduler::Urgency;
 
 /// One of this number of blocks in an epoch may contain a wasted copy.
 const WASTED_SHARE: u64 = 64;
@@ -126,23 +127,19 @@ impl Pending {
 }
 
 impl WriterThread {
-    /// Processes orders until the queue is closed and empty.
-    pub(super) fn run(mut self) {
+    /// Processes the queued orders, and waits for the writes.
+    pub(super) fn run(&mut self) {
         let shared = Arc::clone(&self.shared);
         let _guard = OnPanic(|error: &Error| shared.fail(error));
-        // `work` has already reported the error to every ticket and to the queue.
-        let _ = self.work(true);
-        self.active_segment.background_writer.finish();
+        // `drive` has already reported the error to every ticket and to the queue.
+        let _ = self.drive();
     }
 
-    /// Processes the queued orders in the calling thread.
+    /// Processes the queued orders in the calling thread, and waits for the writes.
     pub(super) fn drive(&mut self) -> Result<()> {
-        self.work(false)
-    }
-
-    fn work(&mut self, wait: bool) -> Result<()> {
+        let _working = self.shared.io.scheduler().work();
         loop {
-            match self.turn(wait) {
+            match self.turn() {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(error) => {
@@ -154,18 +151,12 @@ impl WriterThread {
     }
 
     /// Takes back written buffers, and processes one order or waits for one write. Returns false if the queue is
-    /// empty. With `wait`, waits for an order, and returns false only if the queue is empty and closed.
-    fn turn(&mut self, wait: bool) -> Result<bool> {
+    /// empty, and no write is in flight.
+    fn turn(&mut self) -> Result<bool> {
         self.collect()?;
-        let order = match self.shared.next(false) {
-            Some(order) => order,
-            // The queue is empty, but a copier may be waiting for a free buffer. Therefore this arm waits for a
-            // write: a completed write frees a buffer.
-            None if self.active_segment.wait()? => return Ok(true),
-            None => match self.shared.next(wait) {
-                Some(order) => order,
-                None => return Ok(false),
-            },
+        let Some(order) = self.shared.next() else {
+            // A copier may be waiting for a free buffer. A completed write frees a buffer.
+            return self.active_segment.wait();
         };
         match order {
             Order::Begin { sequence, full } => self.begin(sequence, full),
@@ -220,6 +211,8 @@ impl WriterThread {
 
     /// Writes a batch of pages of the open epoch.
     pub(super) fn append(&mut self, batch: PageBatch) -> Result<()> {
+        let shared = &self.shared;
+        shared.io.give_way(Urgency::Precopy, || shared.pool.is_hurried());
         self.make_room(batch.filled().get())?;
         let (mut buffer, pieces) = self.shared.pool.parts_of(batch);
         let Some(mut epoch) = self.epoch.take() else {
@@ -305,6 +298,9 @@ impl WriterThread {
         self.active_segment.sync(self.epoch.as_ref().map(|epoch| epoch.first))?;
         self.collect()?;
         self.status.syncs += 1;
+        // The status is that of the last sync.
+        let written = ByteCount(self.active_segment.written - self.status.written.get());
+        self.shared.io.scheduler().note_durable(written);
         let took = took.elapsed();
         let end = self.active_segment.place().unwrap_or(self.stamp.durable);
         self.stamp.durable = self.epoch.as_ref().map_or(end, |epoch| epoch.start);

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use model::{ByteCount, PageCount, Sequence};
 use store::{
     Base, BufferStock, CheckpointSink, Error, LogOptions, LogThreads, RetentionPolicy, SegmentCompression,
-    SizeLimit, Store, SubjectName, Urgency,
+    SizeLimit, StorageService, Store, SubjectName, Urgency,
 };
 
 use crate::common::log_model::Subject;
@@ -23,7 +23,7 @@ fn options(codec: Option<&str>) -> LogOptions {
     let compressed = |name| SegmentCompression::new(store::codec(name).unwrap(), std::time::Duration::ZERO);
     LogOptions {
         buffers: NonZeroUsize::new(4).unwrap(),
-        stock: BufferStock::new(PageCount(16)),
+        service: StorageService::new(BufferStock::new(PageCount(16))),
         segment: ByteCount(48 << 12),
         keep: RetentionPolicy::newest(2),
         size: SizeLimit::None,

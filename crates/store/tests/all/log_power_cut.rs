@@ -14,7 +14,7 @@ use fastrand::Rng;
 use model::{ByteCount, PageCount, Sequence};
 use store::{
     BufferStock, Error, LogOptions, LogThreads, LogWriter, Medium, RetentionPolicy, SegmentCompression,
-    SizeLimit, Store, SubjectName,
+    SizeLimit, StorageService, Store, SubjectName,
 };
 
 use crate::common::log_model::Subject;
@@ -56,7 +56,7 @@ fn options(segments: Segments) -> LogOptions {
     let codec = store::codec("lz4").unwrap();
     LogOptions {
         buffers: NonZeroUsize::new(3).unwrap(),
-        stock: BufferStock::new(PageCount(4)),
+        service: StorageService::new(BufferStock::new(PageCount(4))),
         // A segment has space for twelve pages of data, so that one writer fills dozens of segments.
         segment: ByteCount(28 * 4096),
         keep: RetentionPolicy::newest(KEPT),

@@ -13,6 +13,7 @@ mod memory;
 mod power_cut;
 mod remote;
 mod round_trip;
+mod service;
 mod simulated;
 mod store;
 mod trust;

@@ -10,7 +10,8 @@ use model::{ByteCount, PageCount, Sequence};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::io::Errno;
 use store::{
-    Base, BufferStock, CheckpointSink, Error, ImageReader, LogOptions, Store, SubjectName, Urgency, trust,
+    Base, BufferStock, CheckpointSink, Error, ImageReader, LogOptions, StorageService, Store, SubjectName,
+    Urgency, trust,
 };
 
 use crate::common::{append, meta, options, records, verify, write_image};
@@ -71,7 +72,7 @@ fn write_log(store: &Store, name: &str, sequence: u64) {
     let options = LogOptions {
         segment: ByteCount(1 << 20),
         buffers: 3.try_into().unwrap(),
-        stock: BufferStock::new(PageCount(16)),
+        service: StorageService::new(BufferStock::new(PageCount(16))),
         ..LogOptions::default()
     };
     let log = store.open_log(&subject(name), options).unwrap();

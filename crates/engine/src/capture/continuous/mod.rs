@@ -174,7 +174,7 @@ impl Continuous {
         log: &dyn CheckpointSink,
         options: &CheckpointOptions,
     ) -> Result<Option<Taken>> {
-        let taken = self.begin_and(log, options, |subject, epoch, options| {
+        let taken = self.begin_and(log, options, Urgency::Precopy, |subject, epoch, options| {
             subject.take(epoch, options, |subject, captured| {
                 let phases = captured.0.resume()?;
                 subject.watched.resumed();
@@ -196,7 +196,7 @@ impl Continuous {
         log: &dyn CheckpointSink,
         options: &CheckpointOptions,
     ) -> Result<Option<(Taken, Held)>> {
-        self.begin_and(log, options, |subject, epoch, options| {
+        self.begin_and(log, options, Urgency::Final, |subject, epoch, options| {
             subject.take(epoch, options, |subject, captured| {
                 Ok((captured.0.phases, captured.hold(subject.watched.hold())))
             })
@@ -217,7 +217,7 @@ impl Continuous {
         read: &dyn Fn(Sequence) -> store::Result<ImageReader>,
         options: &CheckpointOptions,
     ) -> Result<Option<(Taken, Comparison)>> {
-        self.begin_and(log, options, |subject, epoch, options| {
+        self.begin_and(log, options, Urgency::Final, |subject, epoch, options| {
             let (taken, captured) =
                 subject.take(epoch, options, |_, captured| Ok((captured.0.phases, captured)))?;
             // The subject stays stopped during this wait.
@@ -282,19 +282,20 @@ impl Continuous {
         Ok(found)
     }
 
-    /// Begins a checkpoint in the sink, and takes the checkpoint. After a failure, the next checkpoint is a
-    /// full one.
+    /// Begins a checkpoint in the sink, and takes the checkpoint. The writes are urgent if the subject stays
+    /// stopped. After a failure, the next checkpoint is a full one.
     fn begin_and<T>(
         &mut self,
         log: &dyn CheckpointSink,
         options: &CheckpointOptions,
+        urgency: Urgency,
         take: impl FnOnce(&mut Self, Box<dyn OpenCheckpoint>, &CheckpointOptions) -> Result<T>,
     ) -> Result<Option<T>> {
         // With `kill`, a capture may change the subject, because the subject ends afterwards. Here, the
         // subject continues to run, so `kill` is cleared.
         let options = CheckpointOptions { kill: false, ..options.clone() };
         let base = if self.is_whole { Base::Nothing } else { Base::Newest };
-        let Some(epoch) = log.begin(options.sequence, base, Urgency::Precopy)? else { return Ok(None) };
+        let Some(epoch) = log.begin(options.sequence, base, urgency)? else { return Ok(None) };
         self.meanwhile.end();
         self.watched.begin(options.sequence);
         let outcome = take(self, epoch, &options);

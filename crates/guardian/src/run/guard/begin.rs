@@ -192,7 +192,7 @@ impl Ground {
             }
             outcome => outcome?,
         };
-        let place = request.every.map(|_| Place::new(&store, &claim.name, request, &host.buffers));
+        let place = request.every.map(|_| Place::new(&store, &claim.name, request, &host.storage));
         let log = place.map(|place| place.open().map(|log| (place, log))).transpose()?;
         Ok(Self { store, claim, streams, watch, log })
     }

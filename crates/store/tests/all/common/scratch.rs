@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use model::{ByteCount, PageCount};
 use store::{
-    BufferStock, LogOptions, LogThreads, LogWriter, RetentionPolicy, SegmentCompression, SizeLimit, Store,
-    SubjectName,
+    BufferStock, LogOptions, LogThreads, LogWriter, RetentionPolicy, SegmentCompression, SizeLimit,
+    StorageService, Store, SubjectName,
 };
 
 use undying_store as store;
@@ -73,7 +73,7 @@ impl Scratch {
 pub(crate) fn options() -> LogOptions {
     LogOptions {
         buffers: NonZeroUsize::new(4).unwrap(),
-        stock: BufferStock::new(PageCount(16)),
+        service: StorageService::new(BufferStock::new(PageCount(16))),
         segment: ByteCount(1 << 18),
         keep: RetentionPolicy::newest(3),
         size: SizeLimit::None,
