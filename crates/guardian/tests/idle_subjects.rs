@@ -25,7 +25,7 @@ const USUAL: Duration = guardian::EVERY_DEFAULT;
 const MEMORY_MAX_KIB: u64 = 2560;
 /// Maximum memory of the free page buffers, which all subjects share.
 const STOCK_MAX_KIB: u64 = 32 << 10;
-const THREADS_MAX: u64 = 7;
+const THREADS_MAX: u64 = 4;
 /// Maximum number of threads of the host that work for all subjects.
 const WORKERS_MAX: u64 = 16;
 /// Some 13 of them hold the program and the libraries that the checkpoints of the subject need.
