@@ -116,10 +116,10 @@ impl Memory for Writing<'_> {
             if spaces.counts.residual == PageCount(0) || !until.is_some_and(Deadline::has_passed) {
                 let workers = spaces.worker_pool.get().and_then(Option::as_deref);
                 spaces.counts.residual +=
-                    tracked.copy_deferred(process, Moment::Stopped, *sink, until, workers)?;
+                    tracked.copy_deferred(process, Moment::Stopped, sink, until, workers)?;
             }
             if tracked.deferred.pages == PageCount(0) {
-                tracked.copy_unread(process, *sink)?;
+                tracked.copy_unread(process, sink)?;
             }
             tracked.guards.as_slice().clone_into(&mut process.space.guards);
         }
