@@ -16,7 +16,9 @@
 #![forbid(unsafe_code)]
 
 mod back_off;
+mod durable;
 mod fault;
+mod output_points;
 mod pace;
 mod restarts;
 mod status;
@@ -26,7 +28,9 @@ mod suspicion;
 mod system;
 
 pub use back_off::BackOffPlan;
+pub use durable::{DurableParts, committed, hold_newest};
 pub use fault::Fault;
+pub use output_points::{LateRelease, OUTPUT_TIMEOUT, OutputPoints, Released};
 pub use pace::{CostLimit, Pauses};
 pub use restarts::RestartLimit;
 pub use status::{ChangedFiles, RestartPolicy, SubjectStatus, Success};

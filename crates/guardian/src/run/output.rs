@@ -1,19 +1,21 @@
 //! Holds the network output of a subject, until a durable checkpoint contains the sending of the output. After a death,
 //! a restore can continue the TCP connections of such a subject.
 //!
-//! Owns: the packet queue in the kernel, and the assignment of packets and connections to checkpoints.
+//! Owns: the packet queue in the kernel, and the connections of checkpoints. `supervise` decides what is released.
 //! Invariants: a packet is released only after a later checkpoint that a restart can use has become durable, or after
-//! [`TIMEOUT`]. Without a timeout, a peer never has output that the restored program has not sent. If data of a peer
-//! was acknowledged, the restored program has this data.
+//! [`supervise::OUTPUT_TIMEOUT`]. Without a timeout, a peer never has output that the restored program has not sent. If
+//! data of a peer was acknowledged, the
+//! restored program has this data.
 //! Does not: take checkpoints, or restore connections.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Kept, Vacated};
 use model::Sequence;
+use supervise::{LateRelease, OutputPoints};
 use sys::features::{Feature, enabled};
 use sys::packet_hold::{PacketHold, PacketNumber, SocketMark, inherited_listeners};
 use sys::sock_diag::SockDiag;
@@ -23,12 +25,6 @@ use sys::socket_call::{self, CallHandler, CallKind, Handled, ReportedCall};
 use crate::error::{GuardianError, Result};
 use crate::inspection::missing;
 
-/// Maximum time for which output is held while no checkpoint becomes durable. Peers wait longer than this time before
-/// they give up.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Interval between releases of output after `TIMEOUT` has passed, until a checkpoint is durable.
-const LATE_EACH: Duration = Duration::from_millis(100);
 /// Maximum interval between checkpoints of a subject whose output is held.
 const EVERY_MAX: Duration = Duration::from_secs(1);
 
@@ -36,21 +32,19 @@ const EVERY_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct HeldOutput {
     hold: Arc<PacketHold>,
-    /// Checkpoints in rising order. If connections can be rolled back to the newest durable checkpoint, this checkpoint
-    /// is the first. Checkpoints that are still being written follow.
-    points: VecDeque<Point>,
+    points: OutputPoints<PacketNumber, Connections>,
     /// Connections of durable checkpoints that no restart uses, since the last checkpoint that has released output.
     unused: Vec<Arc<OwnedFd>>,
-    /// The last checkpoint for which output was released: all output that was sent before this checkpoint.
-    released: Option<Sequence>,
-    /// At this time, the output of a living program is released without a checkpoint.
-    until: Instant,
-    /// Whether output was released without a checkpoint, and no checkpoint has become durable since that release.
-    is_late: bool,
-    /// The last packet that was released.
-    sent: Option<PacketNumber>,
     /// Listeners that the program shares with other processes. They lose the mark at the end.
     inherited: Vec<OwnedFd>,
+}
+
+/// The connections that the program had at a checkpoint.
+#[derive(Debug)]
+struct Connections {
+    sockets: Vec<Arc<OwnedFd>>,
+    /// Connections whose old sockets were disconnected, because restored sockets replace the old sockets.
+    vacated: Vacated,
 }
 
 /// Marks the TCP sockets of a program when they begin to listen or to connect. Without this handler, output is held only
@@ -74,26 +68,6 @@ impl CallHandler for MarksSockets {
     }
 }
 
-/// A release of output without a checkpoint.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct LateRelease {
-    /// Whether this is the first such release after the last release by a checkpoint.
-    pub(super) is_first: bool,
-    /// Whether any packet was released.
-    pub(super) has_sent: bool,
-}
-
-#[derive(Debug)]
-struct Point {
-    sequence: Sequence,
-    /// The last packet that was sent before the checkpoint.
-    through: Option<PacketNumber>,
-    /// The connections that the program had at the checkpoint.
-    connections: Vec<Arc<OwnedFd>>,
-    /// Connections whose old sockets were disconnected, because restored sockets replace the old sockets.
-    vacated: Vacated,
-}
-
 impl HeldOutput {
     /// Starts to hold the output of a subject with a checkpoint interval of `every`.
     pub(super) fn start(every: Option<Duration>, now: Instant) -> Result<Self> {
@@ -104,10 +78,8 @@ impl HeldOutput {
             return Err(missing(Feature::PacketHold));
         }
         let hold = PacketHold::start().map_err(|_| missing(Feature::PacketHold))?;
-        let until = now + TIMEOUT;
-        let (points, unused) = (VecDeque::new(), Vec::new());
-        let (hold, inherited) = (Arc::new(hold), Vec::new());
-        Ok(Self { hold, points, unused, released: None, until, is_late: false, sent: None, inherited })
+        let (hold, points) = (Arc::new(hold), OutputPoints::new(now));
+        Ok(Self { hold, points, unused: Vec::new(), inherited: Vec::new() })
     }
 
     /// Marks the listeners that the program will inherit from this process.
@@ -130,8 +102,7 @@ impl HeldOutput {
 
     /// Returns the number of connections that can be rolled back to the newest durable checkpoint.
     pub(super) fn connections(&self) -> usize {
-        let durable = self.points.iter().find(|point| Some(point.sequence) == self.released);
-        durable.map_or(0, |point| point.connections.len())
+        self.points.durable().map_or(0, |connections| connections.sockets.len())
     }
 
     /// Records a checkpoint that was taken.
@@ -139,18 +110,17 @@ impl HeldOutput {
         &mut self,
         sequence: Sequence,
         through: Option<PacketNumber>,
-        connections: Vec<Arc<OwnedFd>>,
+        sockets: Vec<Arc<OwnedFd>>,
     ) {
-        self.points.push_back(Point { sequence, through, connections, vacated: Vacated::default() });
+        self.points.taken(sequence, through, Connections { sockets, vacated: Vacated::default() });
     }
 
     /// Records that a checkpoint is durable, although no restart uses the checkpoint: files cannot be rolled back to it.
     /// The output before the checkpoint waits for a later checkpoint.
     pub(super) fn unusable(&mut self, sequence: Sequence) {
-        let place = self.points.iter().position(|point| point.sequence == sequence);
-        if let Some(point) = place.and_then(|place| self.points.remove(place)) {
+        if let Some(point) = self.points.unusable(sequence) {
             let is_new = |socket: &Arc<OwnedFd>| !self.unused.iter().any(|known| Arc::ptr_eq(known, socket));
-            let new: Vec<_> = point.connections.into_iter().filter(is_new).collect();
+            let new: Vec<_> = point.sockets.into_iter().filter(is_new).collect();
             self.unused.extend(new);
         }
     }
@@ -158,50 +128,34 @@ impl HeldOutput {
     /// Records that a checkpoint is durable. Releases the output before the checkpoint, and closes our duplicates of
     /// connections that the program had closed before the checkpoint.
     pub(super) fn committed(&mut self, sequence: Sequence, now: Instant) {
-        let Some(place) = self.points.iter().position(|point| point.sequence == sequence) else { return };
-        let older: Vec<Point> = self.points.drain(..place).collect();
-        let Some(point) = self.points.front() else { return };
-        if let Some(through) = point.through {
+        let Some(released) = self.points.committed(sequence, now) else { return };
+        if let Some(through) = released.through {
             // An error means that the hold is broken. In this case, the peers send their packets again, and `turn`
             // releases the output later.
             let _ = self.hold.release(through);
-            self.sent = Some(through);
         }
-        let open = numbers(&point.connections);
+        let open = numbers(self.points.first().map_or(&[], |point| &point.sockets));
         let unused = std::mem::take(&mut self.unused);
-        let closed = older.iter().flat_map(|point| &point.connections).chain(&unused);
+        let closed = released.others.iter().flat_map(|point| &point.sockets).chain(&unused);
         closed.filter(|socket| !open.contains(&number(socket))).for_each(unmark);
-        self.released = Some(sequence);
-        self.wait_anew(now);
     }
 
     /// Removes a checkpoint that could not be written.
     pub(super) fn failed(&mut self, sequence: Sequence) {
-        self.points.retain(|point| point.sequence != sequence);
+        let _ = self.points.unusable(sequence);
     }
 
     /// Returns the time when output must be released, even if no checkpoint is durable.
     pub(super) fn due(&self) -> Instant {
-        self.until
+        self.points.due()
     }
 
-    /// Releases output that was held for too long. After this release, connections cannot be rolled back until the next
-    /// checkpoint is durable. Returns `None` if the output is not due.
+    /// Releases output that was held for too long. Returns `None` if the output is not due.
     pub(super) fn turn(&mut self, now: Instant) -> Option<LateRelease> {
-        if self.until > now {
-            return None;
-        }
-        self.until = now + LATE_EACH;
-        self.points.clear();
-        self.released = None;
-        let last = self.release_all();
-        let has_sent = last.is_some() && last != self.sent;
-        self.sent = last.or(self.sent);
-        Some(LateRelease { is_first: !std::mem::replace(&mut self.is_late, true), has_sent })
-    }
-
-    fn wait_anew(&mut self, now: Instant) {
-        (self.until, self.is_late) = (now + TIMEOUT, false);
+        self.points.is_late(now).then(|| {
+            let last = self.release_all();
+            self.points.released_late(last)
+        })
     }
 
     /// Releases all packets, and returns the last packet.
@@ -214,42 +168,39 @@ impl HeldOutput {
     /// Rolls back the connections of a dead subject to a checkpoint. Drops the output after the checkpoint, and resets
     /// connections that no checkpoint contains. Returns the connections that can be rolled back.
     pub(super) fn go_back(&mut self, to: Sequence) -> Kept {
-        let place = self.points.iter().position(|point| point.sequence == to);
-        let is_current = self.released.is_none_or(|released| released <= to);
-        let Some(point) = place.filter(|_| is_current).and_then(|place| self.points.remove(place)) else {
+        let Some(released) = self.points.go_back(to) else {
             self.abandon();
             return Kept { mark: Some(self.mark()), ..Kept::default() };
         };
-        if let Some(through) = point.through {
+        if let Some(through) = released.through {
             let _ = self.hold.release(through);
         }
         self.drop_rest();
-        let (sockets, vacated) = (point.connections.clone(), point.vacated.clone());
-        self.released = Some(to);
+        let (sockets, vacated) = self
+            .points
+            .first()
+            .map(|point| (point.sockets.clone(), point.vacated.clone()))
+            .unwrap_or_default();
         // A connection that began after the checkpoint has no program any more. Without a reset, the kernel would send
         // its data again.
-        let kept = numbers(&point.connections);
-        let later = self.points.drain(..).flat_map(|point| point.connections).chain(self.unused.drain(..));
+        let kept = numbers(&sockets);
+        let later = released.others.into_iter().flat_map(|point| point.sockets).chain(self.unused.drain(..));
         later.filter(|socket| !kept.contains(&number(socket))).for_each(|socket| reset(&socket));
-        self.points = VecDeque::from([Point { through: None, ..point }]);
         Kept { sockets, rewinds: Some(self.hold()), vacated, mark: Some(self.mark()) }
     }
 
     /// Records that the subject runs again with these connections.
-    pub(super) fn is_back(&mut self, connections: Vec<Arc<OwnedFd>>, now: Instant) {
-        self.wait_anew(now);
-        if let Some(point) = self.points.front_mut() {
-            point.connections = connections;
-            point.vacated = Vacated::default();
+    pub(super) fn is_back(&mut self, sockets: Vec<Arc<OwnedFd>>, now: Instant) {
+        if let Some(point) = self.points.is_back(now) {
+            *point = Connections { sockets, vacated: Vacated::default() };
         }
     }
 
     /// Drops output and resets all connections of a dead subject, because no connection can be rolled back.
     pub(super) fn abandon(&mut self) {
         self.drop_rest();
-        let connections = self.points.drain(..).flat_map(|point| point.connections);
-        connections.chain(self.unused.drain(..)).for_each(|socket| reset(&socket));
-        self.released = None;
+        let sockets = self.points.abandon().flat_map(|point| point.sockets);
+        sockets.chain(self.unused.drain(..)).for_each(|socket| reset(&socket));
     }
 
     /// Drops held packets. Also ends connections that have lost their process, because the kernel would still send data
@@ -294,6 +245,8 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    use supervise::OUTPUT_TIMEOUT;
 
     use super::*;
 
@@ -428,17 +381,20 @@ mod tests {
             output.taken(Sequence(1), None, vec![copy(&own)]);
             output.committed(Sequence(1), now);
             own.write_all(b"one").unwrap();
+            let first = through(&output);
             assert!(is_silent(&mut peer) && output.turn(now).is_none());
-            assert_eq!(output.turn(now + TIMEOUT), Some(LateRelease { is_first: true, has_sent: true }));
+            assert_eq!(
+                output.turn(now + OUTPUT_TIMEOUT),
+                Some(LateRelease { is_first: true, has_sent: true })
+            );
             assert_eq!(received(&mut peer)?, b"one");
             assert!(output.go_back(Sequence(1)).sockets.is_empty());
             // Output is released again and again, as long as no checkpoint is durable.
             own.write_all(b"two").unwrap();
-            let second =
-                until_some(|| output.hold.queued().unwrap().filter(|last| Some(*last) != output.sent));
-            let again = output.turn(now + TIMEOUT + LATE_EACH);
+            let second = until_some(|| output.hold.queued().unwrap().filter(|last| Some(*last) != first));
+            let again = output.turn(output.due());
             assert!(second.is_some() && again == Some(LateRelease { is_first: false, has_sent: true }));
-            let idle = output.turn(now + TIMEOUT + LATE_EACH * 2).unwrap();
+            let idle = output.turn(output.due()).unwrap();
             assert!(!idle.is_first);
             assert_eq!(received(&mut peer)?, b"two");
             Some(())

@@ -4,7 +4,7 @@
 //! the watch of system calls of the subject. After a death, the watch can roll files back to a checkpoint.
 //!
 //! Owns: the decision whether files are rolled back in this run, and the use of the watch from the start of a program
-//! to its death. Also owns the list of checkpoints that the store must keep for a rollback.
+//! to its death.
 //! Invariants: in a run with file rollback, a program never runs without its seccomp filter. Files are rolled back only
 //! after every process of the tree has ended. A rollback does not change a file to which another process writes.
 //! Does not: record or roll back file contents; `undo` does. Does not decide what follows a death; `supervise` does.
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use engine::{Covered, FilterInstall};
 use model::{Pid, Sequence};
 use rustix::fs::SeekFrom;
-use supervise::{ChangedFiles, FileChanges};
+use supervise::{ChangedFiles, FileChanges, OUTPUT_TIMEOUT};
 use sys::clock::Clock;
 use sys::listener_holder::ListenerHolder;
 use sys::packet_hold::SocketMark;
@@ -29,7 +29,7 @@ use undo::back::WentBack;
 use undo::watch::{CallReports, CheckpointWatch, Notice, OpenFile, Watch, WatchOptions};
 
 use super::launch::Launch;
-use super::output::{self, MarksSockets};
+use super::output::MarksSockets;
 use super::request::RunRequest;
 use crate::error::{GuardianError, Result};
 use crate::own_lines;
@@ -37,10 +37,6 @@ use crate::streams::Streams;
 
 /// The sequence number that represents the beginning of the program. No checkpoint has this number.
 pub(super) const BEGINNING: Sequence = Sequence(0);
-
-/// An exact checkpoint is a checkpoint to which files can be rolled back. The store keeps at least this number of exact
-/// checkpoints. The second newest is used if the newest leads to repeated deaths.
-const HELD: usize = 2;
 
 /// Why the files of an adopted program are not watched.
 const RUNS_ALREADY: &str = "a program that runs already has files open that were not watched";
@@ -141,8 +137,8 @@ fn check_output(request: &RunRequest, policy: ChangedFiles, missing: Option<&Str
         ChangedFiles::Fresh | ChangedFiles::Trim if request.adopted().is_none() => {
             format!("with --files {}, a restart after a change of a file uses no checkpoint", policy.name())
         }
-        ChangedFiles::Rewind if request.files_back_max() < output::TIMEOUT => {
-            format!("--files-back-max is less than {} s", output::TIMEOUT.as_secs())
+        ChangedFiles::Rewind if request.files_back_max() < OUTPUT_TIMEOUT => {
+            format!("--files-back-max is less than {} s", OUTPUT_TIMEOUT.as_secs())
         }
         _ => return Ok(()),
     };
@@ -347,11 +343,6 @@ impl Watching {
         exact_of(committed, &self.watch.exact())
     }
 
-    /// Reports whether files can be rolled back to a checkpoint.
-    pub(super) fn is_exact(&self, sequence: Sequence) -> bool {
-        self.watch.exact().contains(&sequence)
-    }
-
     /// Returns those of the checkpoints past which files must not be rolled back: the program has synced files after the
     /// checkpoint, and has then sent data to a peer.
     pub(super) fn told(&self, checkpoints: &[Sequence]) -> Vec<Sequence> {
@@ -380,22 +371,6 @@ impl Watching {
         self.bind_beginning();
         Ok(())
     }
-
-    /// Removes the undo data for the beginning, and for checkpoints that the store has dropped. With fewer than
-    /// [`HELD`] exact checkpoints, no data is removed, because a single checkpoint can be unusable.
-    pub(super) fn retain(&self, kept: &[Sequence]) {
-        let exact = self.exact(kept);
-        if exact.len() >= HELD {
-            self.watch.retain(&exact);
-        }
-    }
-}
-
-/// Returns the checkpoints that the store must keep, of the checkpoints that are `confirmed` as durable and of those in
-/// flight.
-pub(super) fn newest_held(confirmed: &[Sequence], in_flight: &[Sequence]) -> Vec<Sequence> {
-    let newest = &confirmed[confirmed.len().saturating_sub(HELD)..];
-    newest.iter().chain(in_flight).copied().collect()
 }
 
 /// Returns the committed checkpoints that are exact.
@@ -465,13 +440,6 @@ mod tests {
         assert!(matches!(error, GuardianError::OutputNeedsRewind { .. }), "{error}");
         let short = RunRequest { files_back_max: Some(std::time::Duration::from_secs(1)), ..request };
         assert!(check_output(&short, ChangedFiles::Rewind, None).is_err());
-    }
-
-    #[test]
-    fn checkpoints_in_flight_do_not_push_out_confirmed_ones() {
-        let held = newest_held(&sequences(&[5, 7, 8, 9]), &sequences(&[10, 11, 12, 13]));
-        assert_eq!(held, sequences(&[8, 9, 10, 11, 12, 13]));
-        assert_eq!(newest_held(&[], &sequences(&[1])), sequences(&[1]));
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Guard {
             News::LetGo => self.note_let_go(),
             News::Opened(_) => {
                 self.feed(Event::LogOpened);
-                self.hold_newest();
+                supervise::hold_newest(self);
             }
             News::Tracking(name, error) => {
                 self.requests.not_taken(self.driver.machine.next_sequence());
@@ -269,14 +269,8 @@ impl Guard {
 
     fn note_commit(&mut self, sequence: Sequence) {
         self.rebuild.mapped.committed(sequence);
-        // A restart forgets what such a checkpoint releases or confirms.
-        let is_used = self.rebuild.watching().is_none_or(|watching| watching.is_exact(sequence));
-        if let Some(output) = &mut self.output {
-            if is_used {
-                output.committed(sequence, self.rebuild.host.clock.now());
-            } else {
-                output.unusable(sequence);
-            }
+        let is_used = supervise::committed(self, sequence);
+        if let Some(output) = &self.output {
             self.voice.record.facts.connections.held = output.connections();
             self.voice.record.facts.connections.unheld = output.hold().unheld();
         }
@@ -287,22 +281,17 @@ impl Guard {
             _ => format!("ok {sequence}\n"),
         };
         self.requests.answer_for(sequence, &answer);
-        let status = self.taking.tracer.log().map(LogWriter::status);
-        let oldest = status.as_ref().and_then(|status| status.kept.first().copied());
-        self.feed(Event::Committed { sequence, oldest });
         self.voice.record.facts.achieved_hz = self.driver.machine.achieved_hz();
         self.voice.record.facts.checkpoints += 1;
         self.voice.record.last_checkpoint = Some(self.time());
-        if let Some(status) = status {
+        if let Some(status) = self.taking.tracer.log().map(LogWriter::status) {
             self.voice.record.store_bytes = Some(status.disk.get());
             self.voice.record.facts.stored = StoredReport {
                 kept: status.kept.len(),
                 max_bytes: status.size_max.map(ByteCount::get),
                 is_shortened: status.is_shortened,
             };
-            self.rebuild.watching().into_iter().for_each(|watching| watching.retain(&status.kept));
         }
-        self.hold_newest();
         self.note_on_time(sequence);
         self.renew_outlook();
         self.voice.journal.set(&self.voice.record);

@@ -7,9 +7,9 @@
 
 use engine::{Boundary, FileRecord};
 use model::Sequence;
-use supervise::{ChangedFiles, State};
+use store::LogWriter;
+use supervise::{ChangedFiles, DurableParts, Event, State};
 
-use super::super::watching;
 use super::parts::Guard;
 use crate::event::RunEvent;
 use crate::files::FilesReport;
@@ -61,22 +61,8 @@ impl Guard {
                 }
             }
         }
-        self.hold_newest();
+        supervise::hold_newest(self);
         self.note_watch();
-    }
-
-    /// Makes the store keep the newest checkpoints that a restart can use. The writer of the store counts checkpoints in
-    /// flight as the newest. A death drops them, and a restart then uses the newest of the others.
-    pub(super) fn hold_newest(&mut self) {
-        let Some(log) = self.taking.tracer.log() else { return };
-        let in_flight: Vec<Sequence> = self.driver.machine.in_flight().collect();
-        let mut confirmed = log.status().kept;
-        confirmed.retain(|sequence| !in_flight.contains(sequence));
-        let (confirmed, in_flight) = match self.rebuild.watching() {
-            Some(watching) => (watching.exact(&confirmed), watching.exact(&in_flight)),
-            None => (confirmed, in_flight),
-        };
-        log.hold(&watching::newest_held(&confirmed, &in_flight));
     }
 
     /// Reports that files can no longer be rolled back to earlier checkpoints. The report is made even if rollback is
@@ -127,5 +113,39 @@ impl Guard {
         let is_alive = state.is_alive() && !is_ending;
         let waits = !is_alive && !matches!(state, State::Ended(_));
         self.voice.outbox.hold(self.voice.outbox.is_holding() && waits);
+    }
+}
+
+impl DurableParts for Guard {
+    fn exact(&self, sequences: &[Sequence]) -> Vec<Sequence> {
+        self.rebuild.watching().map_or_else(|| sequences.to_vec(), |watching| watching.exact(sequences))
+    }
+
+    fn kept(&self) -> Option<Vec<Sequence>> {
+        self.taking.tracer.log().map(|log| log.status().kept)
+    }
+
+    fn in_flight(&self) -> Vec<Sequence> {
+        self.driver.machine.in_flight().collect()
+    }
+
+    fn release(&mut self, sequence: Sequence, is_used: bool) {
+        match &mut self.output {
+            Some(output) if is_used => output.committed(sequence, self.rebuild.host.clock.now()),
+            Some(output) => output.unusable(sequence),
+            None => {}
+        }
+    }
+
+    fn feed(&mut self, event: Event) {
+        Self::feed(self, event);
+    }
+
+    fn retain(&mut self, exact: &[Sequence]) {
+        self.rebuild.watching().into_iter().for_each(|watching| watching.watch.retain(exact));
+    }
+
+    fn hold(&mut self, sequences: &[Sequence]) {
+        self.taking.tracer.log().into_iter().for_each(|log| LogWriter::hold(log, sequences));
     }
 }

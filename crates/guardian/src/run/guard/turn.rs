@@ -17,7 +17,7 @@ use store::LogWriter;
 use supervise::{Event, Fault, State, Step};
 
 use super::super::children::Children;
-use super::super::output::{self, HeldOutput};
+use super::super::output::HeldOutput;
 use super::super::rebuild::lock;
 use super::super::requests::{Asker, Word};
 use super::super::tracer::LetGo;
@@ -275,7 +275,7 @@ impl Guard {
         if release.is_first {
             self.voice.record.facts.connections.held = 0;
             self.voice.record.facts.connections.late_releases += 1;
-            let (after_us, reason) = (time::microseconds(output::TIMEOUT), self.why_behind());
+            let (after_us, reason) = (time::microseconds(supervise::OUTPUT_TIMEOUT), self.why_behind());
             self.report(RunEvent::OutputReleased { after_us, reason });
         }
         self.renew_outlook();
