@@ -19,6 +19,9 @@ mod error;
 mod key;
 pub mod log;
 mod rights;
+#[cfg(any(test, feature = "simulated"))]
+#[path = "../tests/simulated/mod.rs"]
+pub mod simulated;
 pub mod watch;
 
 pub use error::{Result, UndoError};

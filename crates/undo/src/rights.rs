@@ -204,7 +204,7 @@ pub(crate) struct Touch {
 
 impl Touch {
     /// Any change, with the rights of this program.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulated"))]
     pub(crate) const ANY: Self = Self { aspects: Aspects::ALL, rights: RightsId::OWN };
 
     /// Reports whether this change makes a record of another change unnecessary.

@@ -175,10 +175,13 @@ pub enum Standing {
 /// Returns what the log in `directory` states about the time after its last record. Call this only if no guardian
 /// writes the log.
 pub fn standing(directory: &Path) -> Result<Standing> {
-    let storage = DiskStorage::open(directory)?;
-    let log = reader::read(&storage, Depth::Newest)?;
+    standing_on(&DiskStorage::open(directory)?)
+}
+
+pub(crate) fn standing_on(storage: &dyn Storage) -> Result<Standing> {
+    let log = reader::read(storage, Depth::Newest)?;
     // A rollback only begins after the end of the subject.
-    if journal::read(&storage, &log)?.is_some() {
+    if journal::read(storage, &log)?.is_some() {
         return Ok(Standing::Complete);
     }
     Ok(match (log.present(), log.end()) {
@@ -191,8 +194,11 @@ pub fn standing(directory: &Path) -> Result<Standing> {
 /// Marks the newest epoch of the log in `directory` as broken, because the subject is about to run without being
 /// watched. No rollback is possible afterwards.
 pub fn give_up(directory: &Path, why: &str) -> Result<()> {
-    let storage = DiskStorage::open(directory)?;
-    let log = reader::read(&storage, Depth::Newest)?;
+    give_up_on(&DiskStorage::open(directory)?, why)
+}
+
+pub(crate) fn give_up_on(storage: &dyn Storage, why: &str) -> Result<()> {
+    let log = reader::read(storage, Depth::Newest)?;
     let Some(newest) = log.epochs.last().filter(|newest| newest.broken.is_none()) else { return Ok(()) };
     let file = storage.open(&epoch_name(newest.ordinal))?;
     let frame = frame::encode(&Broken { why: why.to_owned() }, &[]);

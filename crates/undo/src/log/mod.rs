@@ -31,7 +31,7 @@ pub(crate) mod storage;
 pub(crate) mod target;
 #[cfg(test)]
 mod tests;
-mod write_queue;
+pub(crate) mod write_queue;
 mod writes;
 
 use std::collections::{HashMap, VecDeque};

@@ -102,7 +102,7 @@ pub(crate) trait LogFile: Send + Debug {
 pub(crate) struct DiskStorage {
     place: Arc<Place>,
     reserve: Option<Arc<Reserve>>,
-    queue: Arc<WriteQueue>,
+    queue: Arc<WriteQueue<OpenedFile>>,
 }
 
 /// The directory of a log.
@@ -116,7 +116,7 @@ struct Place {
 struct DiskFile {
     opened: Arc<OpenedFile>,
     place: Arc<Place>,
-    queue: Arc<WriteQueue>,
+    queue: Arc<WriteQueue<OpenedFile>>,
 }
 
 impl DiskStorage {
@@ -171,7 +171,7 @@ impl Place {
     }
 
     /// Makes the changes that were held back.
-    fn drain(&self, queue: &WriteQueue) -> Result<()> {
+    fn drain(&self, queue: &WriteQueue<OpenedFile>) -> Result<()> {
         let drained = queue.drain(|change| match change {
             Change::Write { to, offset, bytes } => to.write(*offset, [bytes, &[]]),
             Change::Remove(name) => self.remove(name),

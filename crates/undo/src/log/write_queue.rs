@@ -16,14 +16,13 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::opened_file::OpenedFile;
 use crate::error::Result;
 
-/// A change of a file of the log.
+/// A change of a file of the log. `File` is an open file.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(crate) enum Change<File> {
     Write {
-        to: Arc<OpenedFile>,
+        to: Arc<File>,
         offset: u64,
         bytes: Vec<u8>,
     },
@@ -33,7 +32,7 @@ pub(super) enum Change {
     DropKept(PathBuf),
 }
 
-impl Change {
+impl<File> Change<File> {
     fn is_removal(&self) -> bool {
         matches!(self, Self::Remove(_) | Self::DropKept(_))
     }
@@ -42,17 +41,17 @@ impl Change {
 /// The maximum number of removals that are tried again. What is left over is removed when the log is opened again.
 const AGAIN_MAX: usize = 4096;
 
-#[derive(Debug, Default)]
-pub(super) struct WriteQueue {
-    state: Mutex<State>,
+#[derive(Debug)]
+pub(crate) struct WriteQueue<File> {
+    state: Mutex<State<File>>,
     is_made: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    changes: VecDeque<Change>,
+#[derive(Debug)]
+struct State<File> {
+    changes: VecDeque<Change<File>>,
     /// A removal that has failed, and the removals that were requested after it. They follow after the next boundary.
-    again: VecDeque<Change>,
+    again: VecDeque<Change<File>>,
     /// Whether new writes are added to the queue.
     is_held: bool,
     /// Whether a thread makes the change that was the first of the queue.
@@ -62,19 +61,27 @@ struct State {
 
 /// The result of an attempt to make all changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Drained {
+pub(crate) enum Drained {
     Whole,
     /// An earlier change has failed, and its error was reported.
     FailedBefore,
 }
 
-impl WriteQueue {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl<File> Default for WriteQueue<File> {
+    fn default() -> Self {
+        let (changes, again) = (VecDeque::new(), VecDeque::new());
+        let state = State { changes, again, is_held: false, is_busy: false, has_failed: false };
+        Self { state: Mutex::new(state), is_made: Condvar::new() }
+    }
+}
+
+impl<File> WriteQueue<File> {
+    fn state(&self) -> MutexGuard<'_, State<File>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Holds writes back from now on.
-    pub(super) fn hold(&self) {
+    pub(crate) fn hold(&self) {
         let mut state = self.state();
         (state.is_held, state.has_failed) = (true, false);
         let mut again = std::mem::take(&mut state.again);
@@ -83,20 +90,20 @@ impl WriteQueue {
     }
 
     /// Holds further writes back no longer. Writes that were held back follow with the next `drain`.
-    pub(super) fn end_hold(&self) {
+    pub(crate) fn end_hold(&self) {
         self.state().is_held = false;
     }
 
-    pub(super) fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         self.state().is_held
     }
 
-    pub(super) fn add(&self, change: Change) {
+    pub(crate) fn add(&self, change: Change<File>) {
         self.state().changes.push_back(change);
     }
 
     /// Makes all changes of the queue, and waits for a change that another thread makes.
-    pub(super) fn drain(&self, make: impl Fn(&Change) -> Result<()>) -> Result<Drained> {
+    pub(crate) fn drain(&self, make: impl Fn(&Change<File>) -> Result<()>) -> Result<Drained> {
         let mut state = self.state();
         loop {
             if state.is_busy {
@@ -128,8 +135,8 @@ impl WriteQueue {
     }
 }
 
-impl State {
-    fn try_again(&mut self, removal: Change) {
+impl<File> State<File> {
+    fn try_again(&mut self, removal: Change<File>) {
         if self.again.len() < AGAIN_MAX {
             self.again.push_back(removal);
         }
@@ -142,12 +149,13 @@ mod tests {
 
     use super::*;
     use crate::error::UndoError;
+    use crate::log::opened_file::OpenedFile;
 
-    fn removals(queue: &WriteQueue, names: &[&str]) {
+    fn removals(queue: &WriteQueue<OpenedFile>, names: &[&str]) {
         names.iter().for_each(|name| queue.add(Change::Remove((*name).to_owned())));
     }
 
-    fn name(change: &Change) -> String {
+    fn name(change: &Change<OpenedFile>) -> String {
         match change {
             Change::Remove(name) => name.clone(),
             other => panic!("{other:?}"),
@@ -159,7 +167,7 @@ mod tests {
         let (queue, made) = (WriteQueue::default(), Mutex::new(Vec::new()));
         let names: Vec<String> = (0..200).map(|number| number.to_string()).collect();
         removals(&queue, &names.iter().map(String::as_str).collect::<Vec<_>>());
-        let make = |change: &Change| {
+        let make = |change: &Change<OpenedFile>| {
             std::thread::yield_now();
             made.lock().unwrap().push(name(change));
             Ok(())
@@ -172,7 +180,7 @@ mod tests {
         assert_eq!(*made.lock().unwrap(), names);
     }
 
-    fn write(queue: &WriteQueue, offset: u64) {
+    fn write(queue: &WriteQueue<OpenedFile>, offset: u64) {
         let file = tempfile::tempfile().unwrap();
         let to = Arc::new(OpenedFile { file, path: PathBuf::new(), reserve: None });
         queue.add(Change::Write { to, offset, bytes: Vec::new() });
@@ -182,7 +190,7 @@ mod tests {
     fn after_a_failed_write_nothing_is_changed_until_the_next_hold() {
         let (queue, made) = (WriteQueue::default(), AtomicUsize::new(0));
         (0..3).for_each(|offset| write(&queue, offset));
-        let make = |change: &Change| {
+        let make = |change: &Change<OpenedFile>| {
             made.fetch_add(1, Ordering::Relaxed);
             match change {
                 Change::Write { offset: 1, .. } => Err(UndoError::Short { directory: PathBuf::new() }),
@@ -203,7 +211,7 @@ mod tests {
         removals(&queue, &["a", "b"]);
         write(&queue, 7);
         removals(&queue, &["c"]);
-        let make = |change: &Change| {
+        let make = |change: &Change<OpenedFile>| {
             let name = match change {
                 Change::Write { offset, .. } => offset.to_string(),
                 other => name(other),

@@ -6,15 +6,19 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FileType;
 use sys::file_rights::Access;
 
-use super::*;
+use super::disk::{ASIDE, Disk, Extended, KEPT, NEW, ROOT, TRANSIT, kept_name, key_of, parent_of};
+use crate::back::files::{Entry, FileSystem, Status, Work};
+use crate::error::Result;
+use crate::key::{Attributes, FileKey};
 use crate::rights::Rights;
 
 /// The files of a simulated disk.
 #[derive(Debug)]
-pub(in crate::back::simulated) struct Files {
-    pub(in crate::back::simulated) disk: Disk,
+pub(crate) struct Files {
+    pub(crate) disk: Disk,
 }
 
 impl FileSystem for Files {
@@ -153,9 +157,6 @@ impl FileSystem for Files {
     }
 
     fn sync(&self) -> Result<()> {
-        let mut state = self.disk.state();
-        state.tick()?;
-        state.sync(None);
-        Ok(())
+        self.disk.sync(None)
     }
 }

@@ -28,9 +28,11 @@ const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
 
 /// A snapshot of the tree. Each path has its mode, modification time, content or link target, and the first path of the
 /// same inode.
-pub(super) type Picture = BTreeMap<PathBuf, (u32, Time, Vec<u8>, PathBuf)>;
+pub type Picture = BTreeMap<PathBuf, (u32, Time, Vec<u8>, PathBuf)>;
 
-pub(super) struct Subject {
+/// A subject that changes files at random, and the records that its watch has made in the present epoch.
+#[derive(Debug)]
+pub struct FileSubject {
     pub(super) disk: Disk,
     pub(super) random: Rng,
     /// Whether names in directories that were created in this epoch are recorded as well.
@@ -45,7 +47,7 @@ pub(super) struct Subject {
 }
 
 /// Returns a snapshot of the present tree.
-pub(super) fn picture(disk: &Disk) -> Picture {
+pub fn picture(disk: &Disk) -> Picture {
     let (mut picture, mut first) = (Picture::new(), HashMap::new());
     let mut left = vec![(ROOT, PathBuf::from("/"))];
     while let Some((inode, path)) = left.pop() {
@@ -60,8 +62,9 @@ pub(super) fn picture(disk: &Disk) -> Picture {
     picture
 }
 
-impl Subject {
-    pub(super) fn new(disk: Disk, random: Rng) -> Self {
+impl FileSubject {
+    /// Returns a subject that has recorded nothing.
+    pub fn new(disk: Disk, random: Rng) -> Self {
         let mut random = random;
         Self {
             disk,
@@ -78,14 +81,18 @@ impl Subject {
     }
 
     /// Discards the list of records, because a new epoch begins.
-    pub(super) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         let (disk, random) = (self.disk.clone(), self.random.clone());
         let records_all = self.records_all;
         *self = Self { records_all, ..Self::new(disk, random) };
     }
 
     /// Makes one random change, and records the change if a log exists. Some random choices change nothing.
-    pub(super) fn change(&mut self, log: &mut Option<UndoLog>) -> Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// The change could not be recorded or made. A change that could not be recorded was not made.
+    pub fn change(&mut self, log: &mut Option<UndoLog>) -> Result<()> {
         let directories = self.all_directories();
         let directory = directories[self.random.usize(..directories.len())];
         let other = directories[self.random.usize(..directories.len())];
@@ -293,7 +300,7 @@ impl Subject {
     }
 }
 
-impl Subject {
+impl FileSubject {
     /// Records a copy of the present content of an inode.
     fn copy(&mut self, log: &mut UndoLog, id: InodeId, inode: u64) -> Result<()> {
         let data = self.disk.inode(inode).unwrap().data;
@@ -308,7 +315,7 @@ impl Subject {
 }
 
 /// Describes the difference of two snapshots, for a message.
-pub(super) fn difference(left: &Picture, right: &Picture) -> String {
+pub fn difference(left: &Picture, right: &Picture) -> String {
     let paths: std::collections::BTreeSet<&PathBuf> = left.keys().chain(right.keys()).collect();
     let mut text = String::new();
     for path in paths.into_iter().filter(|path| left.get(*path) != right.get(*path)) {

@@ -6,47 +6,40 @@
 //! write in full, in part or not at all. A synced change is never lost.
 //! Does not: model a file system that reorders metadata. No file system that `undying` supports reorders metadata.
 
-mod files;
-
-pub(super) use files::Files;
-
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use model::ByteCount;
 use rustix::fs::FileType;
 use sys::file_handle::FileHandle;
 use sys::{Errno, Error};
 
-use crate::back::files::{Entry, FileSystem, Status, Work};
 use crate::error::Result;
 use crate::key::{Attributes, FileKey, Time};
-use crate::log::storage::{LogFile, Storage};
 
 /// The number of the only device.
 const DEVICE: u64 = 1;
 /// Directories that exist from the beginning.
-pub(super) const ROOT: u64 = 1;
-pub(super) const LOG: u64 = 2;
-pub(super) const KEPT: u64 = 3;
-pub(super) const NEW: u64 = 4;
-pub(super) const TRANSIT: u64 = 5;
-pub(super) const ASIDE: u64 = 6;
+pub(crate) const ROOT: u64 = 1;
+pub(crate) const LOG: u64 = 2;
+pub(crate) const KEPT: u64 = 3;
+pub(crate) const NEW: u64 = 4;
+pub(crate) const TRANSIT: u64 = 5;
+pub(crate) const ASIDE: u64 = 6;
 const FIRST_FREE: u64 = 7;
 
-pub(super) type Extended = Vec<(Vec<u8>, Vec<u8>)>;
+pub(crate) type Extended = Vec<(Vec<u8>, Vec<u8>)>;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Inode {
-    pub(super) attributes: Attributes,
-    pub(super) links: u64,
-    pub(super) changed: Time,
-    pub(super) data: Vec<u8>,
-    pub(super) names: BTreeMap<Vec<u8>, u64>,
+pub(crate) struct Inode {
+    pub(crate) attributes: Attributes,
+    pub(crate) links: u64,
+    pub(crate) changed: Time,
+    pub(crate) data: Vec<u8>,
+    pub(crate) names: BTreeMap<Vec<u8>, u64>,
 }
 
-type Inodes = BTreeMap<u64, Inode>;
+pub(super) type Inodes = BTreeMap<u64, Inode>;
 
 /// One change of the disk.
 #[derive(Clone, Debug)]
@@ -60,8 +53,8 @@ enum Change {
 }
 
 #[derive(Debug)]
-struct State {
-    now: Inodes,
+pub(super) struct State {
+    pub(super) now: Inodes,
     durable: Inodes,
     /// Changes that are not durable, each with the time of its operation. A power cut keeps either all or no metadata
     /// changes of an operation.
@@ -73,19 +66,14 @@ struct State {
     /// Number of operations until the program is killed; `None` for no kill.
     left: Option<u64>,
     is_dead: bool,
+    is_full: bool,
     models_power: bool,
     number: u64,
 }
 
 /// The disk. All clones share one state.
 #[derive(Clone, Debug)]
-pub(super) struct Disk(Arc<Mutex<State>>);
-
-#[derive(Debug)]
-struct SimulatedFile {
-    disk: Disk,
-    inode: u64,
-}
+pub struct Disk(pub(super) Arc<Mutex<State>>);
 
 impl State {
     /// Counts an operation that changes the disk. Fails if the program is dead.
@@ -115,6 +103,10 @@ impl State {
     fn write(&mut self, inode: u64, offset: u64, bytes: &[u8]) -> Result<()> {
         let was_dead = self.is_dead;
         let outcome = self.tick();
+        let length = self.now.get(&inode).map_or(0, |found| found.data.len());
+        if outcome.is_ok() && self.is_full && offset as usize + bytes.len() > length {
+            return Err(full());
+        }
         let length = match outcome {
             Ok(()) => bytes.len(),
             Err(_) if was_dead => 0,
@@ -245,20 +237,25 @@ fn apply(inodes: &mut Inodes, change: &Change) {
     }
 }
 
+fn full() -> crate::UndoError {
+    failed("write", Errno::ENOSPC)
+}
+
 fn ended() -> crate::UndoError {
     failed("go on after the end of the program", Errno(4))
 }
 
-fn failed(operation: &'static str, errno: Errno) -> crate::UndoError {
+pub(super) fn failed(operation: &'static str, errno: Errno) -> crate::UndoError {
     Error::new(operation, errno).into()
 }
 
-pub(super) fn key_of(inode: u64) -> FileKey {
+pub(crate) fn key_of(inode: u64) -> FileKey {
     FileKey { device: DEVICE, inode, handle: FileHandle { kind: 1, bytes: inode.to_le_bytes().to_vec() } }
 }
 
 impl Disk {
-    pub(super) fn new(seed: u64, models_power: bool) -> Self {
+    /// Returns an empty disk. Without `models_power`, changes are durable at once.
+    pub fn new(seed: u64, models_power: bool) -> Self {
         let attributes =
             Attributes { mode: FileType::Directory.as_raw_mode() | 0o755, ..Attributes::default() };
         let directory = Inode { attributes, links: 1, ..Inode::default() };
@@ -273,49 +270,81 @@ impl Disk {
             boot: 0,
             left: None,
             is_dead: false,
+            is_full: false,
             models_power,
             number: 0,
         })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap()
     }
 
     /// Sets the number of operations until the program is killed. `None` means that the program is not killed.
-    pub(super) fn end_after(&self, operations: Option<u64>) {
+    pub fn end_after(&self, operations: Option<u64>) {
         let mut state = self.state();
         (state.left, state.is_dead) = (operations, false);
     }
 
-    pub(super) fn is_dead(&self) -> bool {
+    /// Reports whether the program was killed.
+    pub fn is_dead(&self) -> bool {
         self.state().is_dead
     }
 
-    pub(super) fn cut_power(&self) {
+    /// Cuts the power and restores it: each pending change is kept, kept in part, or lost.
+    pub fn cut_power(&self) {
         self.state().cut_power();
     }
 
-    pub(super) fn sync_all(&self) {
+    /// Makes all changes durable.
+    pub fn sync_all(&self) {
         self.state().sync(None);
     }
 
-    pub(super) fn now(&self) -> Time {
+    pub(crate) fn now(&self) -> Time {
         let mut state = self.state();
         state.clock += 1;
         state.time()
     }
 
-    pub(super) fn inode(&self, inode: u64) -> Option<Inode> {
+    pub(crate) fn inode(&self, inode: u64) -> Option<Inode> {
         self.state().now.get(&inode).cloned()
     }
 
-    pub(super) fn child(&self, directory: u64, name: &[u8]) -> Option<u64> {
+    pub(crate) fn child(&self, directory: u64, name: &[u8]) -> Option<u64> {
         self.state().child(directory, name)
     }
 
+    /// Sets whether the disk is full. No file can then grow, and no file and no link can be created.
+    pub fn set_full(&self, is_full: bool) {
+        self.state().is_full = is_full;
+    }
+
+    pub(super) fn boot(&self) -> String {
+        format!("boot {}", self.state().boot)
+    }
+
+    pub(super) fn write(&self, inode: u64, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.state().write(inode, offset, bytes)
+    }
+
+    pub(super) fn truncate(&self, inode: u64, length: u64) -> Result<()> {
+        let mut state = self.state();
+        state.tick()?;
+        state.apply(Change::Size(inode, length));
+        Ok(())
+    }
+
+    pub(super) fn sync(&self, inode: Option<u64>) -> Result<()> {
+        let mut state = self.state();
+        state.tick()?;
+        state.sync(inode);
+        Ok(())
+    }
+
     /// Returns the content of all regular files below a directory, by inode number.
-    pub(super) fn files_below(&self, directory: u64) -> BTreeMap<u64, Vec<u8>> {
+    #[cfg(test)]
+    pub(crate) fn files_below(&self, directory: u64) -> BTreeMap<u64, Vec<u8>> {
         let state = self.state();
         let (mut found, mut left) = (BTreeMap::new(), vec![directory]);
         while let Some(inode) = left.pop() {
@@ -328,16 +357,19 @@ impl Disk {
         found
     }
 
-    pub(super) fn names_of(&self, directory: u64) -> Vec<Vec<u8>> {
+    pub(crate) fn names_of(&self, directory: u64) -> Vec<Vec<u8>> {
         self.state().now[&directory].names.keys().cloned().collect()
     }
 
     /// Creates an inode with a name.
-    pub(super) fn create(&self, directory: u64, name: &[u8], attributes: &Attributes) -> Result<u64> {
+    pub(crate) fn create(&self, directory: u64, name: &[u8], attributes: &Attributes) -> Result<u64> {
         let mut state = self.state();
         state.tick()?;
         if state.child(directory, name).is_some() {
             return Err(failed("create", Errno::EEXIST));
+        }
+        if state.is_full {
+            return Err(full());
         }
         let inode = state.next;
         state.next += 1;
@@ -352,14 +384,14 @@ impl Disk {
         Ok(inode)
     }
 
-    pub(super) fn write_at(&self, inode: u64, offset: u64, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write_at(&self, inode: u64, offset: u64, bytes: &[u8]) -> Result<()> {
         let mut state = self.state();
         state.write(inode, offset, bytes)?;
         state.touch(inode, true);
         Ok(())
     }
 
-    pub(super) fn set_size(&self, inode: u64, size: u64) -> Result<()> {
+    pub(crate) fn set_size(&self, inode: u64, size: u64) -> Result<()> {
         let mut state = self.state();
         state.tick()?;
         state.apply(Change::Size(inode, size));
@@ -367,18 +399,21 @@ impl Disk {
         Ok(())
     }
 
-    pub(super) fn add_link(&self, inode: u64, directory: u64, name: &[u8]) -> Result<()> {
+    pub(crate) fn add_link(&self, inode: u64, directory: u64, name: &[u8]) -> Result<()> {
         let mut state = self.state();
         state.tick()?;
         if state.child(directory, name).is_some() {
             return Err(failed("link", Errno::EEXIST));
+        }
+        if state.is_full {
+            return Err(full());
         }
         state.set_name(directory, name, Some(inode));
         state.add_links(inode, 1);
         Ok(())
     }
 
-    pub(super) fn remove(&self, directory: u64, name: &[u8]) -> Result<()> {
+    pub(crate) fn remove(&self, directory: u64, name: &[u8]) -> Result<()> {
         let mut state = self.state();
         state.tick()?;
         let Some(inode) = state.child(directory, name) else {
@@ -393,7 +428,7 @@ impl Disk {
     }
 
     /// Works like rename(2). Without `replaces`, works like renameat2(2) with RENAME_NOREPLACE.
-    pub(super) fn rename_to(
+    pub(crate) fn rename_to(
         &self,
         (from, name): (u64, &[u8]),
         (to, to_name): (u64, &[u8]),
@@ -426,7 +461,7 @@ impl Disk {
         Ok(())
     }
 
-    pub(super) fn set_attributes(&self, inode: u64, attributes: &Attributes) -> Result<()> {
+    pub(crate) fn set_attributes(&self, inode: u64, attributes: &Attributes) -> Result<()> {
         let mut state = self.state();
         state.tick()?;
         let time = state.time();
@@ -436,7 +471,7 @@ impl Disk {
 
     /// Creates a name in the keep directory, which contains hard links and copies of earlier files. The name is a hard
     /// link of `inode`, or an empty file for a copy.
-    pub(super) fn keep(&self, inode: Option<u64>) -> Result<(u64, PathBuf)> {
+    pub(crate) fn keep(&self, inode: Option<u64>) -> Result<(u64, PathBuf)> {
         let name = {
             let mut state = self.state();
             state.number += 1;
@@ -455,117 +490,13 @@ impl Disk {
     }
 }
 
-fn parent_of(inodes: &Inodes, directory: u64) -> Option<(u64, Vec<u8>)> {
+pub(super) fn parent_of(inodes: &Inodes, directory: u64) -> Option<(u64, Vec<u8>)> {
     inodes.iter().find_map(|(number, inode)| {
         let (name, _) = inode.names.iter().find(|(_, child)| **child == directory)?;
         Some((*number, name.clone()))
     })
 }
 
-fn kept_name(path: &Path) -> Vec<u8> {
+pub(super) fn kept_name(path: &Path) -> Vec<u8> {
     path.file_name().unwrap().as_encoded_bytes().to_vec()
-}
-
-impl Storage for Disk {
-    fn names(&self) -> Result<Vec<String>> {
-        let state = self.state();
-        Ok(state.now[&LOG].names.keys().map(|name| String::from_utf8(name.clone()).unwrap()).collect())
-    }
-
-    fn create(&self, name: &str) -> Result<Box<dyn LogFile>> {
-        let inode = Self::create(self, LOG, name.as_bytes(), &Attributes::default())?;
-        Ok(Box::new(SimulatedFile { disk: self.clone(), inode }))
-    }
-
-    fn open(&self, name: &str) -> Result<Box<dyn LogFile>> {
-        let Some(inode) = self.child(LOG, name.as_bytes()) else {
-            return Err(failed("open", Errno::ENOENT));
-        };
-        Ok(Box::new(SimulatedFile { disk: self.clone(), inode }))
-    }
-
-    fn rename(&self, from: &str, to: &str) -> Result<()> {
-        self.rename_to((LOG, from.as_bytes()), (LOG, to.as_bytes()), true)
-    }
-
-    fn remove(&self, name: &str) -> Result<()> {
-        match self.child(LOG, name.as_bytes()) {
-            Some(_) => Self::remove(self, LOG, name.as_bytes()),
-            None => Ok(()),
-        }
-    }
-
-    fn sync(&self) -> Result<()> {
-        let mut state = self.state();
-        state.tick()?;
-        // A journal of metadata keeps the order of changes, so that all earlier changes of metadata become durable.
-        state.sync(Some(LOG));
-        Ok(())
-    }
-
-    fn boot(&self) -> Result<String> {
-        Ok(format!("boot {}", self.state().boot))
-    }
-
-    fn now(&self) -> Time {
-        Self::now(self)
-    }
-
-    fn drop_kept(&self, path: &Path) -> Result<()> {
-        match self.child(KEPT, &kept_name(path)) {
-            Some(_) => Self::remove(self, KEPT, &kept_name(path)),
-            None => Ok(()),
-        }
-    }
-
-    fn kept_bytes(&self, path: &Path) -> Result<ByteCount> {
-        let inode = self.child(KEPT, &kept_name(path)).unwrap();
-        Ok(ByteCount(self.inode(inode).unwrap().attributes.size))
-    }
-
-    fn sweep_kept(&self, named: &HashSet<PathBuf>) -> Result<()> {
-        let names: Vec<_> = self.state().now[&KEPT].names.keys().cloned().collect();
-        let path = |name: &[u8]| Path::new("/kept").join(std::str::from_utf8(name).unwrap());
-        for name in names.iter().filter(|name| !named.contains(&path(name))) {
-            Self::remove(self, KEPT, name)?;
-        }
-        Ok(())
-    }
-
-    fn path(&self) -> PathBuf {
-        PathBuf::from("/undo")
-    }
-}
-
-impl LogFile for SimulatedFile {
-    fn write(&self, offset: u64, parts: [&[u8]; 2]) -> Result<()> {
-        self.disk.state().write(self.inode, offset, &parts.concat())
-    }
-
-    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        let state = self.disk.state();
-        let data = &state.now[&self.inode].data;
-        let from = data.get(offset as usize..).unwrap_or_default();
-        let length = from.len().min(buffer.len());
-        buffer[..length].copy_from_slice(&from[..length]);
-        Ok(length)
-    }
-
-    fn truncate(&self, length: u64) -> Result<()> {
-        let mut state = self.disk.state();
-        state.tick()?;
-        state.apply(Change::Size(self.inode, length));
-        Ok(())
-    }
-
-    fn length(&self) -> Result<u64> {
-        Ok(self.disk.state().now[&self.inode].data.len() as u64)
-    }
-
-    fn sync(&self) -> Result<()> {
-        let mut state = self.disk.state();
-        state.tick()?;
-        state.sync(Some(self.inode));
-        Ok(())
-    }
 }

@@ -5,20 +5,18 @@
 //! Owns: the operations of a schedule, and the conditions that must hold afterwards.
 //! Invariants: the seed determines a schedule. `UNDYING_TEST_SEED` repeats the schedule of one seed.
 
-mod disk;
-mod subject;
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
 use model::{ByteCount, Sequence};
 
-use self::disk::{ASIDE, Disk, Files, KEPT, LOG, NEW, ROOT, TRANSIT};
-use self::subject::{Picture, Subject, difference, picture};
 use super::{Conflicts, Durability, Terms, go_back_on, reachable_on};
 use crate::error::{Result, UndoError};
 use crate::log::UndoLog;
 use crate::log::reader;
+use crate::simulated::{
+    ASIDE, Disk, FileSubject, Files, KEPT, LOG, NEW, Picture, ROOT, TRANSIT, difference, picture,
+};
 
 const LARGE: ByteCount = ByteCount(1 << 30);
 const SCHEDULES: u64 = 10_000;
@@ -43,7 +41,7 @@ struct Tally {
 struct Schedule<'a> {
     disk: Disk,
     files: Files,
-    subject: Subject,
+    subject: FileSubject,
     random: Rng,
     pictures: Pictures,
     next: u64,
@@ -61,7 +59,7 @@ impl<'a> Schedule<'a> {
         let mut random = Rng::with_seed(seed);
         let cuts_power = random.u8(..4) == 0;
         let disk = Disk::new(random.u64(..), cuts_power);
-        let subject = Subject::new(disk.clone(), random.fork());
+        let subject = FileSubject::new(disk.clone(), random.fork());
         let files = Files { disk: disk.clone() };
         let bytes_max = ByteCount(if random.u8(..8) == 0 { random.u64(400..2500) } else { LARGE.get() });
         Self {
@@ -84,16 +82,15 @@ impl<'a> Schedule<'a> {
         self.disk.sync_all();
         self.subject.forget();
         self.pictures.insert(Sequence(0), picture(&self.disk));
-        let mut log =
-            Some(UndoLog::create_on(Box::new(self.disk.clone()), Sequence(0), self.bytes_max).unwrap());
+        let mut log = Some(self.disk.create_log(Sequence(0), self.bytes_max).unwrap());
         for _ in 0..self.random.usize(1..5) {
             self.keep(log.take());
             // The recording program can also be restarted, and then continues the same epoch.
             if self.random.u8(..4) > 0 && !self.go_back() {
                 return;
             }
-            let opened = UndoLog::open_on(Box::new(self.disk.clone()), self.bytes_max).unwrap();
-            assert_eq!(opened.sequences(), reachable_on(&self.disk).unwrap().0);
+            let opened = self.disk.open_log(self.bytes_max).unwrap();
+            assert_eq!(opened.sequences(), reachable_on(&self.disk.storage()).unwrap().0);
             log = Some(opened);
             self.subject.forget();
         }
@@ -149,7 +146,7 @@ impl<'a> Schedule<'a> {
         self.tally.killed += usize::from(is_dead);
         drop(log);
         self.disk.end_after(None);
-        let (reachable, _) = reachable_on(&self.disk).unwrap();
+        let (reachable, _) = reachable_on(&self.disk.storage()).unwrap();
         if let Some(expected) = expected.filter(|_| !is_dead) {
             // A file of an epoch names checkpoints that are no longer retained.
             assert!(expected.iter().all(|one| reachable.contains(one)), "{expected:?} {reachable:?}");
@@ -178,7 +175,7 @@ impl<'a> Schedule<'a> {
         if self.cuts_power && self.random.bool() {
             self.disk.sync_all();
         }
-        let (mut possible, _) = reachable_on(&self.disk).unwrap();
+        let (mut possible, _) = reachable_on(&self.disk.storage()).unwrap();
         let present = picture(&self.disk);
         let files = self.disk.files_below(ROOT);
         let mut targets = BTreeSet::new();
@@ -195,7 +192,7 @@ impl<'a> Schedule<'a> {
             self.disk.end_after(is_interrupted.then(|| self.random.u64(..30)));
             let durability = if self.cuts_power { Durability::PowerCut } else { Durability::Kill };
             let durability = if self.random.u8(..8) == 0 { Durability::Kill } else { durability };
-            let outcome = go_back_on(&self.disk, &self.files, to, self.terms(durability));
+            let outcome = go_back_on(&self.disk.storage(), &self.files, to, self.terms(durability));
             let is_dead = self.disk.is_dead();
             self.disk.end_after(None);
             match outcome {
@@ -222,7 +219,7 @@ impl<'a> Schedule<'a> {
                     return false;
                 }
             }
-            possible = reachable_on(&self.disk).unwrap().0;
+            possible = reachable_on(&self.disk.storage()).unwrap().0;
             self.refuse_others(&possible);
         }
         unreachable!("the last attempt is not interrupted")
@@ -234,7 +231,8 @@ impl<'a> Schedule<'a> {
         let Some(to) = self.random.choice(others) else { return };
         let before = picture(&self.disk);
         let (conflicts, durability) = (Conflicts::Refuse, Durability::Kill);
-        let outcome = go_back_on(&self.disk, &self.files, *to, Terms { conflicts, ..self.terms(durability) });
+        let outcome =
+            go_back_on(&self.disk.storage(), &self.files, *to, Terms { conflicts, ..self.terms(durability) });
         let error = outcome.unwrap_err();
         assert!(!matches!(error, UndoError::Step { .. } | UndoError::Kernel(_)), "{error}");
         assert!(picture(&self.disk) == before);
@@ -242,13 +240,13 @@ impl<'a> Schedule<'a> {
 
     /// Reports whether a rollback can continue after a power cut.
     fn after_power_cut(&mut self, to: Sequence, was_durable: bool) -> bool {
-        let (possible, _) = reachable_on(&self.disk).unwrap();
+        let (possible, _) = reachable_on(&self.disk.storage()).unwrap();
         if !possible.is_empty() {
             assert!(was_durable);
             self.tally.after_power_cut += 1;
             return true;
         }
-        let outcome = go_back_on(&self.disk, &self.files, to, self.terms(Durability::Kill));
+        let outcome = go_back_on(&self.disk.storage(), &self.files, to, self.terms(Durability::Kill));
         let error = outcome.unwrap_err();
         assert!(!matches!(error, UndoError::Step { .. }), "{error}");
         self.tally.refused += 1;
@@ -266,7 +264,7 @@ impl<'a> Schedule<'a> {
                 "inode {inode}: {found:?}, had {data:?}"
             );
         }
-        assert!(reader::read(&self.disk, reader::Depth::All).unwrap().leftovers.is_empty());
+        assert!(reader::read(&self.disk.storage(), reader::Depth::All).unwrap().leftovers.is_empty());
         assert!(!self.disk.names_of(LOG).iter().any(|name| name.ends_with(b".joined")));
         if self.disk.names_of(LOG).iter().filter(|name| name.ends_with(b".epoch")).count() == 1 {
             assert!(self.disk.names_of(KEPT).is_empty());
@@ -278,7 +276,7 @@ impl<'a> Schedule<'a> {
         let (wanted, found) = (&self.pictures[&to], picture(&self.disk));
         assert!(*wanted == found, "checkpoint {to}:\n{}", difference(wanted, &found));
         // Several checkpoints can have the same files.
-        let (reachable, _) = reachable_on(&self.disk).unwrap();
+        let (reachable, _) = reachable_on(&self.disk.storage()).unwrap();
         assert!(reachable.contains(&to));
         self.pictures.retain(|sequence, _| reachable.contains(sequence));
         self.tally.went_back += 1;
