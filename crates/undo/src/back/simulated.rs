@@ -6,16 +6,19 @@
 //! Invariants: the seed determines a schedule. `UNDYING_TEST_SEED` repeats the schedule of one seed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use fastrand::Rng;
 use model::{ByteCount, Sequence};
 
 use super::{Conflicts, Durability, Terms, go_back_on, reachable_on};
 use crate::error::{Result, UndoError};
+use crate::key::Attributes;
 use crate::log::UndoLog;
 use crate::log::reader;
+use crate::rights::Touch;
 use crate::simulated::{
-    ASIDE, Disk, FileSubject, Files, KEPT, LOG, NEW, Picture, ROOT, TRANSIT, difference, picture,
+    ASIDE, Disk, FileSubject, Files, KEPT, LOG, NEW, Picture, ROOT, TRANSIT, difference, key_of, picture,
 };
 
 const LARGE: ByteCount = ByteCount(1 << 30);
@@ -140,7 +143,7 @@ impl<'a> Schedule<'a> {
         }
         if let Some(log) = log.as_mut().filter(|_| self.random.bool()) {
             // A program that has been killed cannot record the end.
-            let _ = log.ended(self.disk.now(), &[]);
+            let _ = log.ended(|| self.disk.now(), &[]);
         }
         let (is_dead, expected) = (self.disk.is_dead(), log.as_ref().map(UndoLog::sequences));
         self.tally.killed += usize::from(is_dead);
@@ -281,6 +284,31 @@ impl<'a> Schedule<'a> {
         self.pictures.retain(|sequence, _| reachable.contains(sequence));
         self.tally.went_back += 1;
     }
+}
+
+/// Removing a link changes the time of the inode, which a rollback would take for a change by another program.
+#[test]
+fn links_that_no_epoch_needs_are_removed_before_the_end_of_the_subject() {
+    let disk = Disk::new(1, false);
+    let file = disk.create(ROOT, b"a", &Attributes { mode: 0o100_644, ..Attributes::default() }).unwrap();
+    let mut log = disk.create_log(Sequence(0), LARGE).unwrap();
+    let change = |log: &mut UndoLog| {
+        let attributes = disk.inode(file).unwrap().attributes;
+        let id = log.inode(&key_of(file), &attributes, Path::new("/a"), Touch::ANY, None).unwrap();
+        disk.write_at(file, attributes.size, b"more").unwrap();
+        id
+    };
+    let id = change(&mut log);
+    log.linked(id, &disk.keep(Some(file)).unwrap().1).unwrap();
+    for sequence in [1, 2] {
+        log.boundary(Sequence(sequence)).unwrap();
+        change(&mut log);
+    }
+    log.retain(&[Sequence(1), Sequence(2)]).unwrap();
+    log.ended(|| disk.now(), &[]).unwrap();
+    drop(log);
+    disk.go_back(Sequence(1), Durability::Kill).unwrap();
+    assert_eq!(disk.inode(file).unwrap().data, b"more");
 }
 
 /// Seeds of schedules that once ended with wrong files.

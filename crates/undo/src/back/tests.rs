@@ -341,7 +341,7 @@ fn a_change_by_somebody_else_is_named_and_nothing_is_touched() {
     }
     std::thread::sleep(std::time::Duration::from_millis(20));
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    bench.log.ended(Time { s: now.tv_sec, ns: now.tv_nsec as u32 }, &[]).unwrap();
+    bench.log.ended(|| Time { s: now.tv_sec, ns: now.tv_nsec as u32 }, &[]).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
     bench.write("two", "by hand");
     let before = bench.tree();

@@ -13,9 +13,12 @@ use crate::error::Result;
 use crate::key::Time;
 
 impl UndoLog {
-    /// Records when the subject ended. Later changes come from other programs. `shared` are files that the subject shared
+    /// Records that the subject has ended `now`. Later changes come from other programs. `shared` are files that the subject shared
     /// with its guardian: device, inode number and length in bytes. The next record cancels this record.
-    pub fn ended(&mut self, time: Time, shared: &[(u64, u64, u64)]) -> Result<()> {
+    pub fn ended(&mut self, now: impl FnOnce() -> Time, shared: &[(u64, u64, u64)]) -> Result<()> {
+        // Removing a link changes the ctime of its inode. A rollback would take a later change for one of another program.
+        self.storage.drain()?;
+        let time = now();
         let length = |(device, inode, bytes): &(u64, u64, u64)| record::LengthMessage {
             device: *device,
             inode: *inode,

@@ -317,7 +317,6 @@ impl Watch {
     /// The end cannot be recorded now. The caller calls this method again. Without the record, a rollback cannot tell
     /// later changes by other programs from changes by the subject.
     pub fn subject_ended(&self) -> Result<()> {
-        let now = self.options.clock.wall();
         let length = |file: &OwnedFd| {
             let stat = rustix::fs::fstat(file).ok()?;
             Some((stat.st_dev, stat.st_ino, stat.st_size as u64))
@@ -325,7 +324,16 @@ impl Watch {
         let lengths: Vec<_> = self.shared_files.iter().filter_map(length).collect();
         let mut state = self.shared.state();
         state.watched.mapped.stop();
-        match state.log.ended(now.into(), &lengths) {
+        let clock = &self.options.clock;
+        let mut now = clock.wall();
+        let outcome = state.log.ended(
+            || {
+                now = clock.wall();
+                now.into()
+            },
+            &lengths,
+        );
+        match outcome {
             Err(UndoError::Kernel(error)) if state.epoch.broken.is_none() => return Err(error.into()),
             outcome => state.or_break(outcome, "the time of the end"),
         }

@@ -17,7 +17,7 @@ pub use disk::Disk;
 pub use subject::{FileSubject, Picture, difference, picture};
 
 #[cfg(test)]
-pub(crate) use disk::{ASIDE, KEPT, LOG, NEW, ROOT, TRANSIT};
+pub(crate) use disk::{ASIDE, KEPT, LOG, NEW, ROOT, TRANSIT, key_of};
 pub(crate) use files::Files;
 
 use crate::back::{

@@ -119,6 +119,16 @@ impl Storage for SimulatedStorage {
         }
     }
 
+    fn remove_later(&self, name: &str) -> Result<()> {
+        self.queue.add(Change::Remove(name.to_owned()));
+        Ok(())
+    }
+
+    fn drop_kept_later(&self, path: &Path) -> Result<()> {
+        self.queue.add(Change::DropKept(path.to_owned()));
+        Ok(())
+    }
+
     fn path(&self) -> PathBuf {
         PathBuf::from("/undo")
     }
