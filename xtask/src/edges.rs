@@ -69,6 +69,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row { level: "–", name: TESTS_ONLY, allowed: Allowed::Anything },
     row("–", "fuzz", &["engine", "store", "resource", "image", "sys", "model"]),
     row("–", "end-to-end", &["testkit", "model"]),
+    row("–", "world", &["guardian", "supervise", "undo", "store", "image", "sys", "model"]),
     row("–", "xtask", &[]),
 ];
 

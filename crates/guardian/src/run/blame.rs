@@ -16,7 +16,8 @@ use undo::UndoError;
 use crate::error::GuardianError;
 
 /// Returns whose fault an error is that occurred before or after the rollback of files.
-pub(super) fn of(error: &GuardianError) -> RestoreError {
+#[must_use]
+pub fn of(error: &GuardianError) -> RestoreError {
     match error {
         GuardianError::Engine(error) => of_engine(error),
         GuardianError::Store(error) => of_store(error),

@@ -33,6 +33,7 @@ mod tracer_news;
 mod waits;
 mod watching;
 
+pub use blame::of as blame_of;
 pub use channels::ComponentChannels;
 pub(crate) use claim::{Claim, UNDO_DIRECTORY, remove_log};
 pub(crate) use cost_meter::CostMeter;

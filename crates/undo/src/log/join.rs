@@ -116,8 +116,8 @@ impl UndoLog {
     }
 
     /// Makes all epochs worth joining.
-    #[cfg(test)]
-    pub(crate) fn join_always(&mut self) {
+    #[cfg(any(test, feature = "simulated"))]
+    pub fn join_always(&mut self) {
         self.joining.epochs_min = 1;
     }
 

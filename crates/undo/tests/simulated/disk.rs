@@ -301,7 +301,8 @@ impl Disk {
         self.state().sync(None);
     }
 
-    pub(crate) fn now(&self) -> Time {
+    /// Returns the time of the next change.
+    pub fn now(&self) -> Time {
         let mut state = self.state();
         state.clock += 1;
         state.time()

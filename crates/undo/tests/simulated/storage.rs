@@ -147,8 +147,8 @@ impl LogFile for SimulatedFile {
     }
 
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        let data = self.storage.disk.inode(self.inode).unwrap().data;
-        let from = data.get(offset as usize..).unwrap_or_default();
+        let state = self.storage.disk.state();
+        let from = state.now[&self.inode].data.get(offset as usize..).unwrap_or_default();
         let length = from.len().min(buffer.len());
         buffer[..length].copy_from_slice(&from[..length]);
         Ok(length)
@@ -159,7 +159,7 @@ impl LogFile for SimulatedFile {
     }
 
     fn length(&self) -> Result<u64> {
-        Ok(self.storage.disk.inode(self.inode).unwrap().data.len() as u64)
+        Ok(self.storage.disk.state().now[&self.inode].data.len() as u64)
     }
 
     fn sync(&self) -> Result<()> {

@@ -38,6 +38,14 @@ pub(crate) struct Subject {
     pub(crate) dirty: u64,
 }
 
+/// The result of an attempt to take a checkpoint.
+pub(crate) enum Attempt {
+    /// The sink has too many unfinished checkpoints.
+    Behind,
+    Aborted,
+    Taken(Ticket),
+}
+
 impl Subject {
     /// Creates a subject whose page numbers are below `span`. At most `dirty` pages change in one step.
     pub(crate) fn new(seed: u64, span: u64, dirty: u64) -> Self {
@@ -54,26 +62,41 @@ impl Subject {
         self.next = Sequence(self.next.0.max(keep.0 + 1));
     }
 
-    /// Takes one checkpoint with random changes. The expected state is recorded when `commit` is called, because the
-    /// checkpoint may become durable from then on.
+    /// Takes one checkpoint with random changes.
     pub(crate) fn epoch(&mut self, sink: &dyn CheckpointSink) -> Result<Option<Ticket>> {
-        let sequence = self.next;
         let full = self.history.is_empty() || self.random.u64(..40) == 0;
+        let is_completed = full || self.random.u64(..12) > 0;
+        match self.checkpoint(sink, full, || is_completed)? {
+            Attempt::Taken(ticket) => Ok(Some(ticket)),
+            Attempt::Behind | Attempt::Aborted => Ok(None),
+        }
+    }
+
+    /// Takes one checkpoint with random changes. `pause` is called after the last change, and returns whether the
+    /// checkpoint is committed. The expected state is recorded when `commit` is called, because the checkpoint may
+    /// become durable from then on.
+    pub(crate) fn checkpoint(
+        &mut self,
+        sink: &dyn CheckpointSink,
+        full: bool,
+        pause: impl FnOnce() -> bool,
+    ) -> Result<Attempt> {
+        let sequence = self.next;
         let base = if full { Base::Nothing } else { Base::Newest };
-        let Some(epoch) = sink.begin(sequence, base, Urgency::Precopy)? else { return Ok(None) };
+        let Some(epoch) = sink.begin(sequence, base, Urgency::Precopy)? else { return Ok(Attempt::Behind) };
         self.next = Sequence(sequence.0 + 1);
         let before = self.now.clone();
         if full {
             self.now.pages.clear();
         }
         let changed = self.change(&*epoch, full);
-        if changed.is_err() || (!full && self.random.u64(..12) == 0) {
+        if changed.is_err() || !pause() {
             drop(epoch);
             self.now = before;
-            return changed.map(|()| None);
+            return changed.map(|()| Attempt::Aborted);
         }
         self.history.insert(sequence, self.now.clone());
-        epoch.commit(self.records(), meta(sequence)).map(Some)
+        epoch.commit(self.records(), meta(sequence)).map(Attempt::Taken)
     }
 
     fn change(&mut self, epoch: &dyn PageSink, full: bool) -> Result<()> {

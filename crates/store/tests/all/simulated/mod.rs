@@ -28,6 +28,9 @@ const ROOT: usize = 0;
 pub(crate) enum Fault {
     /// A power cut. The step of the fault may or may not take effect, and no later step does.
     PowerCut,
+    /// The program that uses the disk is killed. The step of the fault may or may not take effect, and no later step does.
+    /// The disk keeps all changes.
+    Kill,
     /// The disk is full from this step on.
     Full,
 }
@@ -126,7 +129,7 @@ impl Disk {
         state.fault = None;
     }
 
-    /// Ends the fault, so that the disk is no longer full.
+    /// Ends the fault, so that the disk is no longer full, and can be used by the next program.
     pub(crate) fn heal(&self) {
         self.state().fault = None;
     }
@@ -193,7 +196,7 @@ impl State {
         let now = self.steps;
         self.steps += 1;
         match self.fault {
-            Some((at, Fault::PowerCut)) if now >= at => {
+            Some((at, Fault::PowerCut | Fault::Kill)) if now >= at => {
                 let begun = now == at && self.random.bool();
                 (begun, Err(Error::path("reach", path, rustix::io::Errno::IO)))
             }
