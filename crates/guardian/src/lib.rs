@@ -72,7 +72,8 @@ pub use record::{
 pub use room::lacks_for;
 pub use run::{
     COMPRESS_AFTER_DEFAULT, ComponentChannels, CostMax, Damaged, EVERY_DEFAULT, EVERY_MIN,
-    FILES_UNDO_MAX_DEFAULT, Guarded, HELD_MAX, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT, blame_of,
+    FILES_UNDO_MAX_DEFAULT, Guarded, HELD_MAX, KEEP_DEFAULT, Launch, ReadyPipe, RunRequest, TRACKER_DEFAULT,
+    blame_of,
 };
 pub use signals::in_background;
 pub use status::{LeftProcess, SubjectReport, status};

@@ -86,16 +86,16 @@ impl Compressor {
         Self { after, clock, threads: threads.cloned(), work, worker, done, under_way: 0, next_scan }
     }
 
-    /// Starts the compression of segments whose pages rarely change. `active` is the active segment. Call this when all
-    /// older segments are durable. The newest slot must be durable, too.
-    pub(super) fn plan(&mut self, segments: &mut Segments, active: LogSegment) {
+    /// Starts the compression of segments whose pages rarely change. `end` is the first segment that can still be written.
+    /// Call this when all older segments are durable. The newest slot must be durable, too.
+    pub(super) fn plan(&mut self, segments: &mut Segments, end: LogSegment) {
         let now = self.clock.now();
         if self.under_way > 0 || self.next_scan.is_some_and(|next| now < next) {
             return;
         }
         self.next_scan = Some(now + self.after / SCANS_PER_DELAY);
         let mut found = Vec::new();
-        let full = segments.iter_mut().filter(|state| state.number < active && state.compressed.is_none());
+        let full = segments.iter_mut().filter(|state| state.number < end && state.compressed.is_none());
         for state in full {
             let was = *state.watched.get_or_insert(Watched { since: now, live: state.live });
             if now - was.since < self.after {

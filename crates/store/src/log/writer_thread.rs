@@ -356,7 +356,9 @@ impl WriterThread {
         let fill = Fill::of(&self.state.segments, written);
         self.cleaner.plan(&mut self.state, fill, self.stamp.durable.segment);
         if let (Some(compression), Some(active)) = (&mut self.compression, active) {
-            compression.plan(&mut self.state.segments, active);
+            // The open epoch can write its blocks again.
+            let end = self.epoch.as_ref().map_or(active, |epoch| active.min(epoch.first));
+            compression.plan(&mut self.state.segments, end);
         }
         self.cleaner.feed(&mut self.active_segment.background_writer)
     }

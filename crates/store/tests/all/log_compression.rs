@@ -3,8 +3,11 @@
 use std::time::{Duration, Instant};
 
 use image::{RecordSet, SpaceId};
-use model::{PageCount, Sequence};
-use store::{Base, CheckpointSink, Error, LogOptions, LogThreads, LogWriter, SegmentCompression, Urgency};
+use model::{ByteCount, PageCount, Sequence};
+use store::{
+    Base, CheckpointSink, Error, LogOptions, LogThreads, LogWriter, OpenCheckpoint, SegmentCompression,
+    SizeLimit, Urgency,
+};
 use sys::clock::Clock;
 
 use crate::common::log_model::{Subject, address, fill, meta};
@@ -66,11 +69,8 @@ fn segments_that_rarely_change_are_compressed_with_their_content() {
     }
 }
 
-/// Writes one epoch that changes these pages.
-fn write(writer: &LogWriter, subject: &mut Subject, pages: impl Iterator<Item = u64>) {
-    let sequence = subject.next;
-    subject.next = Sequence(sequence.0 + 1);
-    let epoch = writer.begin(sequence, Base::Newest, Urgency::Precopy).unwrap().unwrap();
+/// Appends changed pages to an open epoch.
+fn append(epoch: &dyn OpenCheckpoint, subject: &mut Subject, pages: impl Iterator<Item = u64>) {
     for page in pages {
         let mut batch = epoch.pool().buffer().unwrap();
         let tag = subject.random.u64(..);
@@ -78,6 +78,14 @@ fn write(writer: &LogWriter, subject: &mut Subject, pages: impl Iterator<Item = 
         epoch.append(batch).unwrap();
         subject.now.pages.insert((0, page), tag);
     }
+}
+
+/// Writes one epoch that changes these pages.
+fn write(writer: &LogWriter, subject: &mut Subject, pages: impl Iterator<Item = u64>) {
+    let sequence = subject.next;
+    subject.next = Sequence(sequence.0 + 1);
+    let epoch = writer.begin(sequence, Base::Newest, Urgency::Precopy).unwrap().unwrap();
+    append(&*epoch, subject, pages);
     subject.history.insert(sequence, subject.now.clone());
     epoch.commit(RecordSet::default(), meta(sequence)).unwrap().wait().unwrap();
 }
@@ -180,4 +188,34 @@ fn what_was_begun_and_not_completed_is_removed() {
     scratch.open(options()).close().unwrap();
     assert_eq!((scratch.files(".lz4"), scratch.files(".chunks"), scratch.files(".new")), (0, 0, 0));
     subject.compare_all(&scratch.store, &scratch.name).unwrap();
+}
+
+#[test]
+fn segments_that_the_open_checkpoint_can_write_again_are_not_compressed() {
+    let scratch = Scratch::new();
+    let mut subject = Subject::new(17, 0, 0);
+    let codec = store::codec("lz4").unwrap();
+    let writer = scratch.open(LogOptions {
+        compression: Some(SegmentCompression::new(codec, Duration::ZERO)),
+        segment: ByteCount(28 * 4096),
+        size: SizeLimit::Bytes(ByteCount(1)),
+        wasted_max: PageCount(0),
+        threads: LogThreads::Caller,
+        ..options()
+    });
+    for number in 1..=4 {
+        write(&writer, &mut subject, 0..2);
+        writer.hold(&(1..=number).map(Sequence).collect::<Vec<_>>());
+    }
+    let sequence = subject.next;
+    let epoch = writer.begin(sequence, Base::Newest, Urgency::Precopy).unwrap().unwrap();
+    append(&*epoch, &mut subject, 0..40);
+    // The log drops older checkpoints, and plans the compression of full segments.
+    writer.hold(&[]);
+    append(&*epoch, &mut subject, 0..40);
+    subject.history.insert(sequence, subject.now.clone());
+    epoch.commit(RecordSet::default(), meta(sequence)).unwrap().wait().unwrap();
+    assert!(writer.status().reused > PageCount(20), "{:?}", writer.status());
+    let whole = subject.compare_all(&scratch.store, &scratch.name).unwrap();
+    assert_eq!(whole.last(), Some(&sequence));
 }
