@@ -1,8 +1,8 @@
 //! Opens a log for writing: reads the newest state and prepares the writer.
 //!
 //! Owns: the lock of the log; the steps from the files of the last writer to a `WriterThread`.
-//! Invariants: a log has one writer at a time. Data of an earlier writer is durable before new data refers to it. No
-//! segment of an earlier writer is written again.
+//! Invariants: a log has one writer at a time. Data of an earlier writer is durable before new data refers to it, and
+//! before files are removed that only older commits need. No segment of an earlier writer is written again.
 //! Does not: start the writer thread.
 
 use std::path::Path;
@@ -50,12 +50,13 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
     let Inventory { newest, there, kept, live, garbage } = Inventory::take(&mut files)?;
     let first = there.keys().last().map_or(Some(1), |last| last.0.checked_add(1));
     let first = LogSegment(first.ok_or_else(|| too_many(directory))?);
-    garbage.iter().try_for_each(|path| medium.remove_file(path))?;
     // Compressed segments are already durable.
     let durable = newest.as_ref().map_or(LogSegment(0), |newest| newest.slot.durable.segment);
     let unsure = there.iter().filter(|(number, files)| files.is_plain && **number >= durable);
     let mut unsure = unsure.filter(|(number, _)| live.contains(number));
     unsure.try_for_each(|(number, _)| medium.sync_file(&segment_path(directory, *number)))?;
+    // Only now, the newest commit survives a power cut. The commits before it may need these files.
+    garbage.iter().try_for_each(|path| medium.remove_file(path))?;
     let log = match &newest {
         Some(newest) => newest.slot.log,
         None => new_id()?,

@@ -200,6 +200,26 @@ fn a_power_cut_while_segments_are_compressed_leaves_the_newest_commit() {
     cut_at_any_step(rounds(150, 5_000), Segments::Compressed);
 }
 
+/// The newest commit that the next writer finds can be in the page cache only.
+#[test]
+fn a_power_cut_soon_after_a_kill_leaves_the_newest_commit() {
+    let steps = steps_of(USUAL, Segments::Plain);
+    for step in (0..steps).step_by(rounds(2, 1) as usize) {
+        let disk = Disk::new(USUAL);
+        let mut subject = Subject::new(USUAL, 40, 6);
+        disk.plan(step, Fault::Kill);
+        let killed = live(&disk, &mut subject, EPOCHS, Segments::Plain);
+        for cut in 0..8 {
+            let disk = disk.fork(step * 8 + cut);
+            disk.plan(cut, Fault::PowerCut);
+            let opened = open(&disk).and_then(|store| store.open_log(&name(), options(Segments::Plain)));
+            drop(opened);
+            disk.restart();
+            inspect(&disk, &subject, &killed).unwrap_or_else(|why| panic!("step {step}, {cut}: {why}"));
+        }
+    }
+}
+
 #[test]
 fn the_test_notices_when_syncs_are_missing() {
     for segments in [Segments::Plain, Segments::Compressed] {
