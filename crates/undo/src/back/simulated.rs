@@ -311,6 +311,28 @@ fn links_that_no_epoch_needs_are_removed_before_the_end_of_the_subject() {
     assert_eq!(disk.inode(file).unwrap().data, b"more");
 }
 
+/// After a power cut, an earlier log must not come back: its checkpoints can have the numbers of later ones.
+#[test]
+fn a_removed_log_does_not_return_after_a_power_cut() {
+    for seed in 0..100 {
+        let disk = Disk::new(seed, true);
+        let mut subject = FileSubject::new(disk.clone(), Rng::with_seed(seed));
+        let mut log = Some(disk.create_log(Sequence(0), LARGE).unwrap());
+        for sequence in [1, 2] {
+            (0..5).for_each(|_| subject.change(&mut log).unwrap());
+            log.as_mut().unwrap().boundary(Sequence(sequence)).unwrap();
+            subject.forget();
+        }
+        log.as_mut().unwrap().ended(|| disk.now(), &[]).unwrap();
+        disk.go_back(Sequence(2), Durability::PowerCut).unwrap();
+        disk.cut_power();
+        let mut log = disk.create_log(Sequence(0), LARGE).unwrap();
+        log.boundary(Sequence(2)).unwrap();
+        disk.cut_power();
+        assert!(disk.reachable().unwrap().is_empty(), "seed {seed}");
+    }
+}
+
 /// Seeds of schedules that once ended with wrong files.
 const FOUND: [u64; 3] = [1_434_633_444_042_128_212, 1_319_495_008_361_366_215, 4_983_296_222_239_050_401];
 

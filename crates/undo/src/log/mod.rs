@@ -126,6 +126,10 @@ impl UndoLog {
         bytes_max: ByteCount,
     ) -> Result<Self> {
         let newest = clear(&*storage)?;
+        if newest > 0 {
+            // After a power cut, the removed log could return with checkpoints that have the numbers of new ones.
+            storage.sync()?;
+        }
         let epoch = Epoch { ordinal: newest + 1, ..Epoch::default() };
         let file = new_file(&*storage, epoch.ordinal)?;
         let boot = storage.boot()?;
