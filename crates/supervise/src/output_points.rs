@@ -63,7 +63,7 @@ pub struct Released<Packet, Connections> {
     pub others: Vec<Connections>,
 }
 
-impl<Packet: Copy + PartialEq, Connections> OutputPoints<Packet, Connections> {
+impl<Packet: Copy + PartialOrd, Connections> OutputPoints<Packet, Connections> {
     /// Returns a state without points. From now on, output is held.
     #[must_use]
     pub fn new(now: Instant) -> Self {
@@ -71,9 +71,19 @@ impl<Packet: Copy + PartialEq, Connections> OutputPoints<Packet, Connections> {
         Self { points: VecDeque::new(), released: None, until, is_late: false, sent: None }
     }
 
-    /// Records a checkpoint that was taken.
-    pub fn taken(&mut self, sequence: Sequence, through: Option<Packet>, connections: Connections) {
+    /// Records a checkpoint that was taken. Returns the connections if later output was already released: then the
+    /// checkpoint releases nothing, and no connection is rolled back to it.
+    pub fn taken(
+        &mut self,
+        sequence: Sequence,
+        through: Option<Packet>,
+        connections: Connections,
+    ) -> Option<Connections> {
+        if self.sent.is_some_and(|sent| through.is_none_or(|through| through < sent)) {
+            return Some(connections);
+        }
         self.points.push_back(Point { sequence, through, connections });
+        None
     }
 
     /// Removes a checkpoint that releases no output. The output before the checkpoint waits for a later checkpoint. Either
@@ -163,5 +173,27 @@ impl<Packet: Copy + PartialEq, Connections> OutputPoints<Packet, Connections> {
 
     fn wait_anew(&mut self, now: Instant) {
         (self.until, self.is_late) = (now + OUTPUT_TIMEOUT, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_before_output_that_was_released_late_is_no_point() {
+        let now = Instant::now();
+        let mut points = OutputPoints::new(now);
+        let late = now + OUTPUT_TIMEOUT;
+        assert!(points.taken(Sequence(1), Some(3), "before").is_none());
+        // The pause of checkpoint 2 was before packet 4, and its report comes after the release.
+        assert!(points.is_late(late));
+        assert!(points.released_late(Some(4)).has_sent);
+        assert_eq!(points.taken(Sequence(2), Some(3), "between"), Some("between"));
+        assert!(points.committed(Sequence(2), late).is_none());
+        assert!(points.go_back(Sequence(2)).is_none());
+        assert!(points.taken(Sequence(3), Some(4), "after").is_none());
+        assert_eq!(points.committed(Sequence(3), late).and_then(|released| released.through), Some(4));
+        assert_eq!(points.go_back(Sequence(3)).map(|released| released.others.len()), Some(0));
     }
 }

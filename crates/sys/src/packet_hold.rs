@@ -16,8 +16,9 @@
 //! Probe: `features::REGISTRY` entry "packet-hold"
 //! Fallback: none; components whose output must be held are refused, and the error names the component
 
+use std::cmp::Ordering;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{self, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
 
 use model::{Fd, Pid, Tid};
@@ -61,6 +62,13 @@ pub struct SocketMark(pub u32);
 /// The sequence number of a packet in its queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PacketNumber(u32);
+
+impl PartialOrd for PacketNumber {
+    /// Compares two packets of one queue that are less than 2^31 packets apart. The numbers of the kernel wrap around.
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.0.wrapping_sub(other.0).cast_signed().cmp(&0))
+    }
+}
 
 /// A queue that holds the packets of marked sockets.
 #[derive(Debug)]
@@ -138,13 +146,13 @@ impl PacketHold {
     /// Notes how many sockets of the program can send output that this queue does not hold: UDP sockets and Unix
     /// sockets.
     pub fn note_unheld(&self, count: usize) {
-        self.unheld.store(count, Ordering::Relaxed);
+        self.unheld.store(count, atomic::Ordering::Relaxed);
     }
 
     /// Returns the last number of [`Self::note_unheld`].
     #[must_use]
     pub fn unheld(&self) -> usize {
-        self.unheld.load(Ordering::Relaxed)
+        self.unheld.load(atomic::Ordering::Relaxed)
     }
 
     /// Returns the packet that was queued last. This packet may already have been released or dropped.

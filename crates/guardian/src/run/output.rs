@@ -112,17 +112,24 @@ impl HeldOutput {
         through: Option<PacketNumber>,
         sockets: Vec<Arc<OwnedFd>>,
     ) {
-        self.points.taken(sequence, through, Connections { sockets, vacated: Vacated::default() });
+        let point = Connections { sockets, vacated: Vacated::default() };
+        let unused = self.points.taken(sequence, through, point);
+        self.keep_unused(unused);
     }
 
     /// Records that a checkpoint is durable, although no restart uses the checkpoint: files cannot be rolled back to it.
     /// The output before the checkpoint waits for a later checkpoint.
     pub(super) fn unusable(&mut self, sequence: Sequence) {
-        if let Some(point) = self.points.unusable(sequence) {
-            let is_new = |socket: &Arc<OwnedFd>| !self.unused.iter().any(|known| Arc::ptr_eq(known, socket));
-            let new: Vec<_> = point.sockets.into_iter().filter(is_new).collect();
-            self.unused.extend(new);
-        }
+        let unused = self.points.unusable(sequence);
+        self.keep_unused(unused);
+    }
+
+    /// Keeps the connections of a checkpoint that releases no output.
+    fn keep_unused(&mut self, point: Option<Connections>) {
+        let sockets = point.into_iter().flat_map(|point| point.sockets);
+        let is_new = |socket: &Arc<OwnedFd>| !self.unused.iter().any(|known| Arc::ptr_eq(known, socket));
+        let new: Vec<_> = sockets.filter(is_new).collect();
+        self.unused.extend(new);
     }
 
     /// Records that a checkpoint is durable. Releases the output before the checkpoint, and closes our duplicates of
