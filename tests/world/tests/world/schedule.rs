@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use model::{ByteCount, PageCount};
-use store::{BufferStock, LogOptions, LogThreads, RetentionPolicy, SegmentCompression, SizeLimit};
+use store::{
+    BufferStock, LogOptions, LogThreads, RetentionPolicy, SegmentCompression, SizeLimit, StorageService,
+};
 use supervise::{
     BackOffPlan, Beginning, ChangedFiles, Event, OutputPoints, Plan, RestartLimit, RestartPolicy, State,
     Subject, Success,
@@ -71,7 +73,7 @@ pub(crate) fn log_options(random: &mut Rng) -> LogOptions {
     let keep = [RetentionPolicy::newest(1), RetentionPolicy::newest(3), RetentionPolicy::thinned(8)];
     LogOptions {
         buffers: NonZeroUsize::new(3).unwrap(),
-        stock: BufferStock::new(PageCount(4)),
+        service: StorageService::new(BufferStock::new(PageCount(4))),
         segment: ByteCount(28 * 4096),
         keep: keep[random.usize(..3)],
         size,
