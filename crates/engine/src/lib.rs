@@ -32,9 +32,9 @@ pub use resource::Obstacle;
 pub use resource::fd::{Connections, Kept, Vacated};
 pub use resource::files::{ChangedFile, Covered, Effect, FileRecord};
 pub use restore::{
-    Applied, Aside, BeforeRun, FilePolicy, Files, FilterInstall, ImageDescriptor, ImageMapping, ImageProcess,
-    Inventory, PidPolicy, PreparedRestore, ProcessState, RestoreOptions, RestorePhases, Restored, Rollback,
-    apply, check_pids, check_records, inventory, recorded_files, restore, restore_lazily,
+    Applied, ApplyOptions, Aside, BeforeRun, FilePolicy, Files, FilterInstall, ImageDescriptor, ImageMapping,
+    ImageProcess, Inventory, PidPolicy, PreparedRestore, ProcessState, RestoreOptions, RestorePhases,
+    Restored, Rollback, apply, check_pids, check_records, inventory, recorded_files, restore, restore_lazily,
 };
 pub use tracee::Roots;
 pub use undo::watch::Boundary;

@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
+use std::fs::File;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,7 +14,10 @@ use store::{
     WriteOptions,
 };
 use tracee::StoppedTree;
-use undying_engine::{Applied, CheckpointOptions, EngineError, Result, apply, checkpoint};
+use undying_engine::{
+    Applied, ApplyOptions, CheckpointOptions, Comparison, Continuous, EngineError, Held, Result, apply,
+    checkpoint,
+};
 
 /// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -28,12 +33,17 @@ struct Lab {
 
 impl Lab {
     fn new() -> Option<Self> {
+        Self::start("walker", 3)
+    }
+
+    /// Starts a program that reports the given number of counters.
+    fn start(name: &str, counters: usize) -> Option<Self> {
         // A pipe that this test has inherited must not become a descriptor of the subject.
         sys::close_range::close_on_exec_from(model::Fd(3)).unwrap();
         let folder =
             tempfile::TempDir::with_prefix_in("undying-applying-", env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/walker.c");
-        let program = folder.path().join("walker");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/subjects/{name}.c"));
+        let program = folder.path().join(name);
         let mut compiler = Command::new("cc");
         let Ok(status) = compiler.args(["-O2", "-Wall", "-pthread", "-o"]).arg(&program).arg(source).status()
         else {
@@ -42,13 +52,14 @@ impl Lab {
         };
         assert!(status.success());
         let said = folder.path().join("said");
+        let errors = File::create(folder.path().join("errors")).unwrap();
         let mut command = Command::new(program);
-        command.arg(&said).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.arg(&said).stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
         let subject = command.spawn().unwrap();
         let begun = Instant::now();
         let text = loop {
             let text = std::fs::read_to_string(&said).unwrap_or_default();
-            if text.lines().count() == 3 {
+            if text.lines().count() == counters {
                 break text;
             }
             assert!(begun.elapsed() < LIMIT, "the subject has not begun");
@@ -66,11 +77,17 @@ impl Lab {
         Pid(self.subject.id() as i32)
     }
 
+    /// Returns the text that the subject has written about errors.
+    fn errors(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("errors")).unwrap()
+    }
+
     /// Returns the number of steps of each walker.
     fn steps(&self) -> Vec<u64> {
         let steps = |(pid, address): &(Pid, Address)| {
             let mut bytes = [0; 8];
-            sys::process_memory::read(*pid, *address, &mut bytes).unwrap();
+            let outcome = sys::process_memory::read(*pid, *address, &mut bytes);
+            outcome.unwrap_or_else(|error| panic!("{error}: {}", self.errors()));
             u64::from_ne_bytes(bytes)
         };
         self.counts.iter().map(steps).collect()
@@ -80,7 +97,7 @@ impl Lab {
     fn go_on(&self) {
         let (before, begun) = (self.steps(), Instant::now());
         while self.steps().iter().zip(&before).any(|(now, before)| now < &(before + 2)) {
-            assert!(begun.elapsed() < LIMIT, "a walker stands at {before:?}");
+            assert!(begun.elapsed() < LIMIT, "a counter stays at {before:?}: {}", self.errors());
             std::thread::sleep(Duration::from_micros(200));
         }
     }
@@ -101,7 +118,7 @@ impl Lab {
 
     fn bring_back_to(&self, image: ImageReader) -> Result<(Applied, Vec<u64>)> {
         let tree = StoppedTree::stop(self.root()).unwrap();
-        let (tree, applied) = apply(image, tree, &CheckpointOptions::default())?;
+        let (tree, applied) = apply(image, tree, &ApplyOptions::default())?;
         let steps = self.steps();
         tree.resume().unwrap();
         Ok((applied, steps))
@@ -111,7 +128,7 @@ impl Lab {
     fn judge(&mut self) {
         sys::signal::send(self.root(), Signal(15)).unwrap();
         let status = self.subject.wait().unwrap();
-        assert!(status.success(), "the subject ended with {status}");
+        assert!(status.success(), "the subject ended with {status}: {}", self.errors());
     }
 }
 
@@ -233,4 +250,184 @@ fn a_tree_that_is_brought_back_in_part_does_not_run() {
     for (pid, _) in &lab.counts {
         assert!(tracee::procfs::stat(*pid).map_or(true, |stat| stat.is_zombie()), "pid {pid} lives");
     }
+}
+
+/// Asserts that a checkpoint contains the memory of the subject, and that it is not empty.
+fn assert_exact(comparison: &Comparison) {
+    assert_eq!((comparison.differences.get(), &comparison.first), (0, &Vec::new()));
+    assert!(comparison.pages.get() > 1000, "{comparison:?}");
+}
+
+/// The number of checkpoints that are kept: the last one, and an older one.
+const KEPT: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+
+/// A subject that is checkpointed continuously into memory.
+struct TrackedLab {
+    lab: Lab,
+    memory: Memory,
+    subject: Continuous,
+    next: u64,
+}
+
+impl TrackedLab {
+    fn new() -> Option<Self> {
+        let lab = Lab::start("armed", 9)?;
+        let memory = Memory::new(MemoryOptions { keep: KEPT, ..MemoryOptions::default() });
+        let subject = Continuous::new(lab.root(), track::choose("auto").unwrap().kind);
+        Some(Self { lab, memory, subject, next: 1 })
+    }
+
+    fn options(&mut self) -> CheckpointOptions {
+        self.next += 1;
+        CheckpointOptions { sequence: Sequence(self.next), ..CheckpointOptions::default() }
+    }
+
+    /// Takes a checkpoint, and returns the counters of the checkpoint.
+    fn checkpoint(&mut self) -> (Sequence, Vec<u64>) {
+        let options = self.options();
+        let (_, held) = self.subject.checkpoint_and_hold(&self.memory, &options).unwrap().unwrap();
+        let steps = self.lab.steps();
+        held.resume().unwrap();
+        (options.sequence, steps)
+    }
+
+    /// Takes a checkpoint, and compares it with the memory of the stopped subject.
+    fn verify(&mut self) {
+        let options = self.options();
+        let read = |sequence| Ok(self.memory.image(sequence)?.unwrap());
+        let verified = self.subject.checkpoint_and_verify(&self.memory, &read, &options);
+        assert_exact(&verified.unwrap().unwrap().1);
+    }
+
+    /// Holds the subject, and sets it back. Returns the held subject.
+    fn apply(&mut self, sequence: Sequence) -> Result<(Held, Applied)> {
+        let image = self.memory.image(sequence).unwrap().unwrap();
+        let held = self.subject.hold().unwrap();
+        let options = ApplyOptions { tracked_by: Some(&self.subject), ..ApplyOptions::default() };
+        held.apply(image, &options)
+    }
+}
+
+/// The counters of the times that long timers have run, in microseconds.
+const TIMES: std::ops::Range<usize> = 7..9;
+/// The maximum time from the last step of the program to its checkpoint.
+const STEP_MAX: Duration = Duration::from_millis(300);
+/// The number of rounds between two checkpoints. They take much longer than `STEP_MAX`, so a timer that is not set back
+/// is found.
+const ROUNDS: u32 = 25;
+
+/// In each round, the subject is set back to its last checkpoint or to the one before. The program itself checks its memory
+/// and its threads.
+#[test]
+fn tracked_subject_with_timers_is_set_back_many_times() {
+    let Some(mut tracked) = TrackedLab::new() else { return };
+    tracked.lab.go_on();
+    let is_tracked = track::choose("auto").unwrap().kind.name() != "full";
+    let mut last = tracked.checkpoint();
+    let mut older = last.clone();
+    let (mut took, mut pages, rounds) = (Duration::ZERO, 0, testkit::rounds(100, 1000));
+    for round in 0..rounds {
+        if round % ROUNDS == ROUNDS - 1 {
+            tracked.verify();
+            older = std::mem::replace(&mut last, tracked.checkpoint());
+            tracked.lab.go_on();
+        }
+        let (sequence, steps) = if round % 5 == 4 { &older } else { &last };
+        let (sequence, steps) = (*sequence, steps.clone());
+        let begun = Instant::now();
+        let (held, applied) = tracked.apply(sequence).unwrap();
+        took += begun.elapsed();
+        pages += applied.compared;
+        assert_eq!(tracked.lab.steps(), steps, "round {round}");
+        assert!(applied.pages > 0);
+        // The program has 1024 pages that it never writes.
+        assert!(!is_tracked || sequence != last.0 || applied.compared < 1024, "round {round}: {applied:?}");
+        held.resume().unwrap();
+        tracked.lab.go_on();
+        let (now, limit) = (tracked.lab.steps(), begun.elapsed() + STEP_MAX);
+        for index in TIMES {
+            let ran = Duration::from_micros(now[index] - steps[index]);
+            assert!(ran <= limit, "round {round}: timer {index} has run for {ran:?}, but {limit:?} are over");
+        }
+    }
+    tracked.verify();
+    println!("each took {:?}, {} pages were compared", took / rounds, pages / u64::from(rounds));
+    tracked.lab.go_on();
+    tracked.lab.judge();
+}
+
+#[test]
+fn untracked_subject_with_timers_is_set_back() {
+    let Some(mut lab) = Lab::start("armed", 9) else { return };
+    lab.go_on();
+    let image = lab.checkpoint(1);
+    let (_, at) = lab.bring_back(&image).unwrap();
+    for round in 0..20 {
+        lab.go_on();
+        let (applied, steps) = lab.bring_back(&image).unwrap();
+        assert_eq!(steps, at, "round {round}");
+        assert!(applied.compared > 1024);
+    }
+    lab.go_on();
+    lab.judge();
+}
+
+#[test]
+fn new_timer_is_refused_by_name_and_the_subject_continues() {
+    let Some(mut tracked) = TrackedLab::new() else { return };
+    tracked.lab.go_on();
+    let (sequence, _) = tracked.checkpoint();
+    sys::signal::send(tracked.lab.root(), Signal(10)).unwrap();
+    let timers = format!("/proc/{}/timers", tracked.lab.root());
+    let count = || std::fs::read_to_string(&timers).unwrap().matches("signal: ").count();
+    let begun = Instant::now();
+    while count() == 3 {
+        assert!(begun.elapsed() < LIMIT, "the subject has created no timer");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let refusal = tracked.apply(sequence).unwrap_err();
+    let EngineError::NotInPlace(found) = refusal else { panic!("{refusal}") };
+    assert_eq!(found, [format!("pid {} has another `state/posix_timers`", tracked.lab.root())]);
+    tracked.lab.go_on();
+    tracked.verify();
+    tracked.lab.judge();
+}
+
+#[test]
+fn checkpoint_is_applied_to_a_process_with_another_pid() {
+    let Some(mut lab) = Lab::start("replaced", 1) else { return };
+    lab.go_on();
+    let image = lab.checkpoint(1);
+    let (_, at) = lab.bring_back(&image).unwrap();
+    let (old, address) = lab.counts[0];
+    sys::signal::send(old, Signal(9)).unwrap();
+    let begun = Instant::now();
+    let new = loop {
+        let text = std::fs::read_to_string(lab.folder.path().join("said")).unwrap();
+        match text.split_once(' ').map(|(pid, _)| Pid(pid.parse().unwrap())) {
+            Some(pid) if pid != old && text.ends_with('\n') => break pid,
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+        assert!(begun.elapsed() < LIMIT, "there is no new child");
+    };
+    lab.counts[0] = (new, address);
+    // The number of signals at the checkpoint is small, and the new child must be beyond it.
+    while lab.steps()[0] <= at[0] {
+        lab.go_on();
+    }
+    let reader = || ImageReader::open(&image).unwrap();
+    let tree = StoppedTree::stop(lab.root()).unwrap();
+    let refusal = apply(reader(), tree, &ApplyOptions::default()).map(drop).unwrap_err();
+    assert!(matches!(refusal, EngineError::NotInPlace(_)), "{refusal}");
+    lab.go_on();
+    let tree = StoppedTree::stop(lab.root()).unwrap();
+    let numbers = std::collections::HashMap::from([(old, new)]);
+    let options = ApplyOptions { numbers: Some(&numbers), ..ApplyOptions::default() };
+    let (tree, _) = apply(reader(), tree, &options).unwrap();
+    assert_eq!(lab.steps(), at);
+    tree.resume().unwrap();
+    lab.go_on();
+    sys::signal::send(new, Signal(15)).unwrap();
+    let status = lab.subject.wait().unwrap();
+    assert!(status.success(), "the subject ended with {status}");
 }

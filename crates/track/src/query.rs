@@ -40,6 +40,10 @@ pub(crate) const CHANGED: PageQuery = PageQuery {
     rearm: false,
 };
 
+/// Selects written pages, also pages that are not present, without protecting them. As for [`REARM`], the kernel has a fast
+/// path for this query.
+pub(crate) const WRITTEN: PageQuery = PageQuery { rearm: false, ..REARM };
+
 /// Returns the query that selects present and swapped-out pages.
 pub(crate) const fn present() -> PageQuery {
     PageQuery {

@@ -6,9 +6,11 @@
 //! stopped.
 //! Does not: read pages or thread state.
 
+use std::collections::HashSet;
 use std::time::SystemTime;
 
 use image::{RecordSet, Timings};
+use model::Pid;
 use resource::Obstacle;
 use store::CommitMeta;
 use tracee::{Roots, StoppedTree, tree};
@@ -93,7 +95,18 @@ pub(super) fn inspect_stopped(roots: &Roots, options: &CheckpointOptions) -> Res
 impl Before {
     /// Inspects a tree. Returns `Refused` if there is an obstacle.
     pub(super) fn inspect(roots: &Roots, options: &CheckpointOptions, moment: Moment) -> Result<Self> {
+        Self::inspect_tracked(roots, options, moment, HashSet::new())
+    }
+
+    /// Like `inspect`. `tracked` contains the processes to which this program has attached a tracker.
+    pub(super) fn inspect_tracked(
+        roots: &Roots,
+        options: &CheckpointOptions,
+        moment: Moment,
+        tracked: HashSet<Pid>,
+    ) -> Result<Self> {
         let mut before = Self { processes: Processes::of(roots), ..Self::default() };
+        before.processes.attached = tracked;
         before.descriptors.options = options.clone();
         before.processes.survey(&mut before.objects)?;
         before.processes.read_vdso()?;

@@ -35,6 +35,7 @@ use sys::clock::Stopwatch;
 use tracee::{Freezer, Roots, Urgent};
 use track::TrackerKind;
 
+pub(crate) use crate::capture::address_space::AddressSpace;
 pub use crate::capture::before::preflight;
 use crate::capture::before::{Before, inspect_running, inspect_stopped};
 pub use crate::capture::continuous::{

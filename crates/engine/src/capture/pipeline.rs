@@ -190,6 +190,20 @@ impl Captured {
 }
 
 impl Held {
+    /// Holds a stopped subject.
+    pub(super) fn of(tree: StoppedTree) -> Self {
+        Self { tree, watch: None, thread: PhantomData }
+    }
+
+    /// Changes the stopped tree. If `change` fails, the tree is resumed or has been killed.
+    pub(crate) fn change<T>(
+        self,
+        change: impl FnOnce(StoppedTree) -> Result<(StoppedTree, T)>,
+    ) -> Result<(Self, T)> {
+        let (tree, changed) = change(self.tree)?;
+        Ok((Self { tree, ..self }, changed))
+    }
+
     /// Resumes the subject.
     ///
     /// # Errors

@@ -4,16 +4,17 @@
 //! Invariants: the inspection does not change the tree. An obstacle to a checkpoint is an error here, too.
 //! Does not: compare.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
 use std::fs::File;
 
 use image::{RecordSet, SpaceId};
 use model::{AddressRange, Pid};
 use tracee::{Roots, StoppedTree};
+use track::Moment;
 
 use super::address_space::AddressSpace;
-use super::before::{Before, inspect_stopped};
+use super::before::Before;
 use super::options::CheckpointOptions;
 use super::pages::{self, PagePlan};
 use super::phases::Phases;
@@ -35,22 +36,34 @@ pub(crate) struct Present {
 
 /// Inspects a stopped tree. Transient failures are retried, because the kernel may still be finishing an
 /// action that the tree began before the stop.
-pub(crate) fn present(tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
+///
+/// `tracked` contains the processes to which this program has attached a tracker.
+pub(crate) fn present(
+    tree: &mut StoppedTree,
+    options: &CheckpointOptions,
+    tracked: &HashSet<Pid>,
+) -> Result<Present> {
     let roots = tree.roots.clone();
     if tree.processes.is_empty() {
         return Err(EngineError::Changed("no process of it is left".to_owned()));
     }
     let mut retries = Retries::of(CAPTURES, &roots);
     loop {
-        match inspect(&roots, tree, options) {
+        match inspect(&roots, tree, options, tracked) {
             Ok(present) => return Ok(present),
             Err(error) => std::thread::sleep(retries.after(error).again()?),
         }
     }
 }
 
-fn inspect(roots: &Roots, tree: &mut StoppedTree, options: &CheckpointOptions) -> Result<Present> {
-    let mut before = inspect_stopped(roots, options)?;
+fn inspect(
+    roots: &Roots,
+    tree: &mut StoppedTree,
+    options: &CheckpointOptions,
+    tracked: &HashSet<Pid>,
+) -> Result<Present> {
+    let before = Before::inspect_tracked(roots, options, Moment::Stopped, tracked.clone());
+    let mut before = before.map_err(EngineError::or_refusal)?;
     let mut pages = Pages(None);
     let taken = pipeline::take(tree, &mut Phases::new(), &mut before, &mut pages);
     let outcome = taken.and_then(|part| match part {

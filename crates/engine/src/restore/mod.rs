@@ -40,7 +40,7 @@ use sys::clock::Stopwatch;
 use tracee::{PostRestoreTracer, Roots, Stub};
 
 use crate::error::{EngineError, Result};
-pub use apply::{Applied, apply};
+pub use apply::{Applied, ApplyOptions, apply};
 use built::Built;
 use compared::Compared;
 pub use compared::{Aside, FilePolicy, Files};

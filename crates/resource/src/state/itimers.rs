@@ -9,7 +9,9 @@ use prost::Message;
 use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 
+use super::caller::Caller;
 use super::hold;
+use super::in_place::{InPlace, LivingThread, Renumber};
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use super::remote_calls::{CallResult, RemoteCalls};
 use crate::error::Result;
@@ -106,13 +108,33 @@ impl StateKind for Itimers {
     fn restore(&self, _version: u32, payload: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
         let message: ItimersMessage = crate::error::decode(NAME, payload)?;
         hold::in_process(restore.stub)?;
-        for timer in message.timers {
-            restore.stub.call_with(restore.memory, nr::SETITIMER, &timer.setting(), |at| {
-                [timer.which, at.get(), 0, 0, 0, 0]
-            })?;
-        }
-        Ok(())
+        message.timers.iter().try_for_each(|timer| set(timer.which, timer.setting(), restore))
     }
+
+    fn in_place(&self) -> Option<&dyn InPlace> {
+        Some(self)
+    }
+}
+
+impl InPlace for Itimers {
+    fn can_set(&self, _present: Option<&[u8]>, _wanted: Option<&[u8]>, _: Renumber<'_>) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn clear(&self, present: Option<&[u8]>, thread: &mut LivingThread<'_>) -> Result<()> {
+        let message: ItimersMessage = crate::error::decode(NAME, present.unwrap_or_default())?;
+        message.timers.iter().try_for_each(|timer| set(timer.which, [0; SETTING_BYTES], thread))
+    }
+
+    fn set(&self, wanted: &[u8], thread: &mut LivingThread<'_>) -> Result<()> {
+        let message: ItimersMessage = crate::error::decode(NAME, wanted)?;
+        message.timers.iter().try_for_each(|timer| set(timer.which, timer.setting(), thread))
+    }
+}
+
+fn set(which: u64, setting: [u8; SETTING_BYTES], caller: &mut impl Caller) -> Result<()> {
+    caller.call_with(nr::SETITIMER, &setting, |at| [which, at.get(), 0, 0, 0, 0])?;
+    Ok(())
 }
 
 impl ItimerMessage {
@@ -130,6 +152,9 @@ impl ItimerMessage {
             // stopped timer with an interval, so the restore sets a running timer. An expiration adds no signal while
             // SIGALRM is pending.
             (timer.left_s, timer.left_us) = (timer.interval_s, timer.interval_us);
+        } else if waits && timer.is_set() {
+            // Less than a microsecond is left. A remaining time of zero would stop the timer.
+            timer.left_us = 1;
         }
         timer
     }
@@ -168,6 +193,13 @@ mod tests {
         assert_eq!(message.timers.len(), 1);
         assert_eq!(message.timers[0].which, 1);
         assert_eq!(message.timers[0].setting().to_vec(), raw([[0; 4], [1, 2, 3, 4], [0; 4]])[32..64]);
+    }
+
+    #[test]
+    fn a_timer_of_cpu_time_that_is_about_to_expire_is_restored_running() {
+        let payload = Itimers.after(&raw([[0; 4], [0; 4], [0, 5, 0, 0]])).unwrap().unwrap();
+        let message = ItimersMessage::decode(payload.as_slice()).unwrap();
+        assert_eq!(message.timers[0].setting().to_vec(), raw([[0; 4], [0; 4], [0, 5, 0, 1]])[64..]);
     }
 
     #[test]

@@ -11,14 +11,16 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 
-use model::{Fd, Pid, Tid};
+use model::{Address, ByteCount, Fd, Pid, Tid};
 use sys::file_rights::FileRights;
 use sys::ptrace::RseqConfiguration;
 use sys::task_reader::Field;
 use tracee::procfs::KeptFiles;
 use tracee::remote::{KnownThread, Places, RemoteContext};
-use tracee::{ProcessMemory, RemoteSession, Stopped, Stub, Thread, procfs};
+use tracee::{ProcessMemory, RemoteError, RemoteSession, Stopped, Stub, Thread, procfs};
 
+use super::caller::Caller;
+use super::in_place::InPlace;
 use super::remote_calls::{CallResult, RemoteCalls};
 use super::result_cache::{ResultCache, ThreadCalls};
 use crate::error::Result;
@@ -254,6 +256,25 @@ pub struct StateRestore<'a> {
     pub opener: &'a Opener,
 }
 
+impl Caller for StateRestore<'_> {
+    fn ids(&self) -> (Pid, Tid) {
+        (self.stub.pid(), self.stub.tid())
+    }
+
+    fn call_with(
+        &mut self,
+        number: i64,
+        bytes: &[u8],
+        arguments: impl FnOnce(Address) -> [u64; 6],
+    ) -> std::result::Result<u64, RemoteError> {
+        self.stub.call_with(self.memory, number, bytes, arguments)
+    }
+
+    fn read_data(&mut self, length: ByteCount) -> sys::Result<Vec<u8>> {
+        self.memory.read_vec(self.stub.data().start, length)
+    }
+}
+
 /// A state kind: saves and restores one type of process or thread state.
 pub trait StateKind: Sync {
     /// Returns the name of this kind in records: `state/` and the name of the file that implements the kind, or a name
@@ -343,6 +364,11 @@ pub trait StateKind: Sync {
     fn file_rights(&self, version: u32, payload: &[u8]) -> Result<Option<FileRights>> {
         let _ = (version, payload);
         Ok(None)
+    }
+
+    /// Returns the implementation that sets this state in a living process; `None` if that is not possible.
+    fn in_place(&self) -> Option<&dyn InPlace> {
+        None
     }
 
     /// Sets state that child processes inherit. Called at a restore for the leader of each session, right after the

@@ -4,12 +4,14 @@
 //! Owns: the order of the kinds, and the list of files that the kinds read for a thread.
 //! Does not: create processes or threads; the engine does.
 
+mod caller;
 mod capability;
 mod cgroup;
 mod control_terminal;
 mod credentials;
 mod cwd;
 mod hold;
+mod in_place;
 mod itimers;
 mod kind;
 mod limits;
@@ -37,6 +39,7 @@ use model::{Pid, Tid};
 use sys::task_reader::Field;
 use tracee::procfs::KeptFiles;
 
+pub use self::in_place::{InPlace, LivingThread, Renumber};
 pub use self::kind::{DescriptorText, Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 pub use self::result_cache::ResultCache;
 use crate::error::Result;

@@ -19,7 +19,9 @@ use sys::ptrace::{self, SiginfoBytes, SignalQueue};
 use tracee::RemoteError;
 use tracee::arch::numbers as nr;
 
+use super::caller::Caller;
 use super::hold;
+use super::in_place::{InPlace, LivingThread, Renumber};
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
@@ -48,8 +50,12 @@ const INFORMATION_BYTES: usize = size_of::<SiginfoBytes>();
 const ALARM_GAP_US: i64 = 1000;
 /// The number of bytes of `struct itimerval` and `struct itimerspec`: interval and remaining time, two words each.
 const SETTING_BYTES: u64 = 32;
-/// The raw state contains one byte in front of each signal. This byte names the queue of the signal: the queue of the
-/// thread or the queue of the process.
+/// The set of all signals, the length of a set, and the length of a `struct timespec`.
+const EVERY_SIGNAL: u64 = u64::MAX;
+const SIGNAL_SET_BYTES: u64 = 8;
+const TIMESPEC_BYTES: u64 = 16;
+/// The raw state contains one byte in front of each signal. This byte
+/// names the queue of the signal: the queue of the thread or the queue of the process.
 const OF_THREAD: u8 = 0;
 const OF_PROCESS: u8 = 1;
 
@@ -119,26 +125,69 @@ impl StateKind for Sigpending {
         // This call blocks all signals in the stub, so that the queued signals stay pending. It also blocks SIGTRAP,
         // because the stub makes its calls without SIGTRAP at this stage.
         hold::in_thread(restore.stub)?;
-        let (pid, tid) = (restore.stub.pid().get() as u64, restore.stub.tid().get() as u64);
-        for information in message.thread {
-            if !is_sent_by_timer(&information, SignalQueue::Thread, restore)? {
-                queue(nr::RT_TGSIGQUEUEINFO, &[pid, tid], &information, restore)?;
-            }
+        queue_all(&message, restore)
+    }
+
+    fn in_place(&self) -> Option<&dyn InPlace> {
+        Some(self)
+    }
+}
+
+impl InPlace for Sigpending {
+    fn can_set(&self, _present: Option<&[u8]>, _wanted: Option<&[u8]>, _: Renumber<'_>) -> Result<bool> {
+        Ok(true)
+    }
+
+    /// Removes the signals that are pending now. These can be more than at the capture of the present state.
+    fn clear(&self, _present: Option<&[u8]>, thread: &mut LivingThread<'_>) -> Result<()> {
+        let (pid, tid) = thread.ids();
+        let mut count = ptrace::pending_signals(tid, SignalQueue::Thread)?.len();
+        if tid == pid.leader() {
+            count += ptrace::pending_signals(tid, SignalQueue::Process)?.len();
         }
-        for information in message.process {
-            if !is_sent_by_timer(&information, SignalQueue::Process, restore)? {
-                queue(nr::RT_SIGQUEUEINFO, &[pid], &information, restore)?;
+        // The call first takes the signals of the thread. It never takes SIGKILL and SIGSTOP.
+        let no_wait = [0; TIMESPEC_BYTES as usize];
+        let data = [&EVERY_SIGNAL.to_ne_bytes()[..], &no_wait].concat();
+        for _ in 0..count {
+            let taken = thread.call_with(nr::RT_SIGTIMEDWAIT, &data, |at| {
+                [at.get(), 0, at.get() + SIGNAL_SET_BYTES, SIGNAL_SET_BYTES, 0, 0]
+            });
+            match taken {
+                Ok(_) => {}
+                // The signal of a timer goes when the timer is set.
+                Err(RemoteError::Refused { errno: EAGAIN, .. }) => break,
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
     }
+
+    fn set(&self, wanted: &[u8], thread: &mut LivingThread<'_>) -> Result<()> {
+        queue_all(&crate::error::decode(NAME, wanted)?, thread)
+    }
 }
 
-/// Queues a signal. The stub itself makes the system call, because the kernel lets a process send signals with codes
+fn queue_all(message: &PendingMessage, caller: &mut impl Caller) -> Result<()> {
+    let (pid, tid) = caller.ids();
+    let (pid, tid) = (pid.get() as u64, tid.get() as u64);
+    for information in &message.thread {
+        if !is_sent_by_timer(information, SignalQueue::Thread, caller)? {
+            queue(nr::RT_TGSIGQUEUEINFO, &[pid, tid], information, caller)?;
+        }
+    }
+    for information in &message.process {
+        if !is_sent_by_timer(information, SignalQueue::Process, caller)? {
+            queue(nr::RT_SIGQUEUEINFO, &[pid], information, caller)?;
+        }
+    }
+    Ok(())
+}
+
+/// Queues a signal. The thread itself makes the system call, because the kernel lets a process send signals with codes
 /// of the kernel only to itself.
-fn queue(number: i64, to: &[u64], information: &[u8], restore: &mut StateRestore<'_>) -> Result<()> {
+fn queue(number: i64, to: &[u64], information: &[u8], caller: &mut impl Caller) -> Result<()> {
     let signal = field(information, SIGNAL_AT);
-    let sent = restore.stub.call_with(restore.memory, number, information, |at| {
+    let sent = caller.call_with(number, information, |at| {
         let mut arguments = [0; 6];
         for (slot, value) in arguments.iter_mut().zip(to.iter().copied().chain([signal as u64, at.get()])) {
             *slot = value;
@@ -148,7 +197,7 @@ fn queue(number: i64, to: &[u64], information: &[u8], restore: &mut StateRestore
     match sent {
         Ok(_) => Ok(()),
         Err(RemoteError::Refused { errno: EAGAIN, .. }) => Err(ResourceError::Unsupported {
-            pid: restore.stub.pid(),
+            pid: caller.ids().0,
             what: format!("pending signal {signal}"),
             why: "the user of the process has reached RLIMIT_SIGPENDING".to_owned(),
             fix: "raise the limit (`ulimit -i`), or end the process that has them queued (`SigQ` in \
@@ -183,22 +232,22 @@ fn stop_in_progress(pid: Pid) -> ResourceError {
 }
 
 /// Reports whether a restored timer has already sent the same signal, or will send the signal.
-fn is_sent_by_timer(information: &[u8], queue: SignalQueue, restore: &mut StateRestore<'_>) -> Result<bool> {
+fn is_sent_by_timer(information: &[u8], queue: SignalQueue, caller: &mut impl Caller) -> Result<bool> {
     if let Some(timer) = timer_signal(information) {
-        let waiting = ptrace::pending_signals(restore.stub.tid(), queue)?;
+        let waiting = ptrace::pending_signals(caller.ids().1, queue)?;
         if waiting.iter().any(|other| timer_signal(other) == Some(timer)) {
             return Ok(true);
         }
         // In the subject, setting a timer removes its pending signal. If the image contains a running one-shot timer
         // and its signal, the timer expired between the two reads. The restored timer will send the signal.
-        let Some([interval_s, interval_ns, left_s, left_ns]) = setting(nr::TIMER_GETTIME, timer.1, restore)?
+        let Some([interval_s, interval_ns, left_s, left_ns]) = setting(nr::TIMER_GETTIME, timer.1, caller)?
         else {
             return Ok(false);
         };
         return Ok((interval_s, interval_ns) == (0, 0) && (left_s, left_ns) != (0, 0));
     }
     if field(information, SIGNAL_AT) == SIGALRM && field(information, CODE_AT) == SI_KERNEL {
-        let Some([_, _, left_s, left_us]) = setting(nr::GETITIMER, ITIMER_REAL, restore)? else {
+        let Some([_, _, left_s, left_us]) = setting(nr::GETITIMER, ITIMER_REAL, caller)? else {
             return Ok(false);
         };
         return Ok(left_s == 0 && (1..ALARM_GAP_US).contains(&left_us));
@@ -208,14 +257,13 @@ fn is_sent_by_timer(information: &[u8], queue: SignalQueue, restore: &mut StateR
 
 /// Returns the setting of a timer: interval and remaining time, two words each. Returns `None` if the timer does not
 /// exist.
-fn setting(number: i64, timer: i32, restore: &mut StateRestore<'_>) -> Result<Option<[i64; 4]>> {
-    let data = restore.stub.data().start;
-    match restore.stub.call(number, [timer as u64, data.get(), 0, 0, 0, 0]) {
+fn setting(number: i64, timer: i32, caller: &mut impl Caller) -> Result<Option<[i64; 4]>> {
+    match caller.call_with(number, &[], |at| [timer as u64, at.get(), 0, 0, 0, 0]) {
         Ok(_) => {}
         Err(RemoteError::Refused { errno: sys::Errno::EINVAL, .. }) => return Ok(None),
         Err(error) => return Err(error.into()),
     }
-    let bytes = restore.memory.read_vec(data, ByteCount(SETTING_BYTES))?;
+    let bytes = caller.read_data(ByteCount(SETTING_BYTES))?;
     let mut words = [0; 4];
     for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
         let mut buffer = [0; 8];

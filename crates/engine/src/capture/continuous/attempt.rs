@@ -77,7 +77,7 @@ impl Continuous {
         // checkpoints.
         let reserve = Reserve::new(sink, self.expected.before.average(), self.expected.inside.pages())?;
         phases[Phase::Backpressure] = laps.lap();
-        let is_new = self.is_whole || !arming.is_zero();
+        let is_new = self.last.is_none() || !arming.is_zero();
         match self.copy_and_stop(before, &reserve, is_new, phases) {
             Ok(captured) => Ok(StoppedCapture { captured, reserve, arming }),
             Err(error) => {

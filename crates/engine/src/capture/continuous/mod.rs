@@ -15,6 +15,7 @@ mod meanwhile;
 mod pace;
 mod precopy;
 mod rewritten;
+mod since;
 mod spaces;
 mod taken;
 mod throttle;
@@ -27,7 +28,7 @@ mod worker_pool;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use image::RecordSet;
 use model::{ProcessKey, Sequence};
@@ -70,8 +71,8 @@ pub struct Continuous {
     /// The inspected state of the subject. `None` before the first checkpoint, and after a failed checkpoint.
     before: Option<Before>,
     spaces: Spaces,
-    /// Whether the next checkpoint must be a full one.
-    is_whole: bool,
+    /// The last checkpoint. `None` if the next checkpoint must be a full one.
+    last: Option<(Sequence, SystemTime)>,
     /// Number of scans by `track`.
     scans: u64,
     /// Time that the subject was stopped for aborted captures since the last checkpoint.
@@ -116,7 +117,7 @@ impl Continuous {
             roots: roots.into(),
             before: None,
             spaces: Spaces::new(kind, Tuning::default()),
-            is_whole: true,
+            last: None,
             scans: 0,
             aborted: Duration::ZERO,
             expected: ExpectedPages::default(),
@@ -203,6 +204,15 @@ impl Continuous {
         })
     }
 
+    /// Stops the subject without a checkpoint. The caller resumes or kills the subject through `Held`.
+    ///
+    /// # Errors
+    ///
+    /// The subject could not be stopped. It continues to run.
+    pub fn hold(&mut self) -> Result<Held> {
+        Ok(Held::of(self.spaces.freezer.stop(&self.roots)?))
+    }
+
     /// Like `checkpoint`, but compares the checkpoint with the subject before the subject is resumed. The
     /// subject stays stopped until the checkpoint is written, read back and compared. `read` opens a
     /// checkpoint of the log.
@@ -240,7 +250,7 @@ impl Continuous {
         self.meanwhile.end();
         self.before = None;
         self.spaces.tracked.clear();
-        self.is_whole = true;
+        self.last = None;
     }
 
     /// Scans for changed pages and begins a new tracking round, but copies nothing. Used to measure the cost
@@ -294,15 +304,13 @@ impl Continuous {
         // With `kill`, a capture may change the subject, because the subject ends afterwards. Here, the
         // subject continues to run, so `kill` is cleared.
         let options = CheckpointOptions { kill: false, ..options.clone() };
-        let base = if self.is_whole { Base::Nothing } else { Base::Newest };
+        let base = if self.last.is_none() { Base::Nothing } else { Base::Newest };
         let Some(epoch) = log.begin(options.sequence, base, urgency)? else { return Ok(None) };
         self.meanwhile.end();
         self.watched.begin(options.sequence);
         let outcome = take(self, epoch, &options);
         self.watched.resumed();
-        let taken = outcome.inspect_err(|_| self.start_over())?;
-        self.is_whole = false;
-        Ok(Some(taken))
+        outcome.map(Some).inspect_err(|_| self.start_over())
     }
 
     /// Captures the subject into an epoch. `leave` resumes the captured subject, or leaves it stopped.
@@ -332,6 +340,7 @@ impl Continuous {
         let (records, time, arming, mut phases, left) = complete;
         let timings = phases.timings();
         let ticket = epoch.commit(records, before.meta(time, timings))?;
+        self.last = Some((options.sequence, time));
         phases[Phase::Finish] += laps.lap();
         self.spaces.dirty.make_room();
         let interval = self.meanwhile.lap();

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use model::{Fd, Pid};
 use resource::fd::envelope::Envelope;
 use resource::memory::{AreaRecord, ObjectRecord};
+use resource::state::{self, Renumber, StateKind};
 
 use crate::error::{EngineError, Result};
 use crate::records::{DescriptorRow, ProcessMessage};
@@ -33,21 +34,23 @@ struct Pairs {
     present_of: HashMap<u64, u64>,
 }
 
-#[derive(Default)]
-struct Comparing {
+struct Comparing<'a> {
+    renumber: Renumber<'a>,
     objects: Pairs,
     descriptions: Pairs,
     found: Vec<String>,
 }
 
 impl Comparison {
-    /// Compares the present records of a tree with the records of a checkpoint.
+    /// Compares the present records of a tree with the records of a checkpoint. The records of processes and threads
+    /// already have the present numbers. `renumber` returns the present number for a number in the payload of a kind.
     ///
     /// # Errors
     ///
     /// `NotInPlace` with the differences that cannot be set.
-    pub(super) fn of(is: &Plan, wanted: &Plan) -> Result<Self> {
-        let mut comparing = Comparing::default();
+    pub(super) fn of(is: &Plan, wanted: &Plan, renumber: Renumber<'_>) -> Result<Self> {
+        let (objects, descriptions) = (Pairs::default(), Pairs::default());
+        let mut comparing = Comparing { renumber, objects, descriptions, found: Vec::new() };
         comparing.processes(is, wanted);
         // After any other difference, the pairs of object numbers and description numbers are not reliable.
         if comparing.found.is_empty() {
@@ -74,7 +77,7 @@ impl Pairs {
     }
 }
 
-impl Comparing {
+impl Comparing<'_> {
     fn same(&mut self, is_same: bool, what: impl FnOnce() -> String) {
         if !is_same {
             self.found.push(what());
@@ -153,20 +156,31 @@ impl Comparing {
     }
 
     fn states(&mut self, whose: &str, is: &[PlannedState], wanted: &[PlannedState]) {
-        let of = |states: &[PlannedState]| {
-            let mut found: Vec<(&'static str, u32, Vec<u8>)> =
-                states.iter().map(|one| (one.kind.name(), one.version, one.payload.clone())).collect();
-            found.sort_unstable();
-            found
-        };
-        let (is, wanted) = (of(is), of(wanted));
-        let differs = is
-            .iter()
-            .find(|one| !wanted.contains(one))
-            .or_else(|| wanted.iter().find(|one| !is.contains(one)));
-        if let Some((kind, ..)) = differs {
-            self.found.push(format!("{whose} has another `{kind}`"));
+        let differs = state::REGISTRY.iter().find(|kind| {
+            let of = |states: &[PlannedState]| {
+                let of_kind = states.iter().filter(|one| one.kind.name() == kind.name());
+                let mut found: Vec<_> = of_kind.map(|one| (one.version, one.payload.clone())).collect();
+                found.sort_unstable();
+                found
+            };
+            let (is, wanted) = (of(is), of(wanted));
+            is != wanted && !self.can_set(**kind, &is, &wanted)
+        });
+        if let Some(kind) = differs {
+            self.found.push(format!("{whose} has another `{}`", kind.name()));
         }
+    }
+
+    fn can_set(&self, kind: &dyn StateKind, is: &[(u32, Vec<u8>)], wanted: &[(u32, Vec<u8>)]) -> bool {
+        let payload = |states: &[(u32, Vec<u8>)]| match states {
+            [] => Some(None),
+            [(_, payload)] => Some(Some(payload.clone())),
+            _ => None,
+        };
+        let (Some(in_place), Some(is), Some(wanted)) = (kind.in_place(), payload(is), payload(wanted)) else {
+            return false;
+        };
+        in_place.can_set(is.as_deref(), wanted.as_deref(), self.renumber).unwrap_or(false)
     }
 
     fn objects(&mut self, is: &Plan, wanted: &Plan) {

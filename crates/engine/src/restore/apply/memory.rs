@@ -4,13 +4,14 @@
 //! Invariants: the checksum of each page is verified before the page is written. An unchanged page is not written.
 //! Does not: create or remove mappings.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use image::{Extent, PageIndex, Source, SpaceId};
-use model::{Address, AddressRange, ByteCount, PAGE_BYTES};
+use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid, RangeSet};
 use rustix::fs::FallocateFlags;
 use store::ImageReader;
 use sys::Error;
@@ -23,7 +24,7 @@ use crate::capture::{Present, without};
 use crate::error::Result;
 use crate::records::object_space;
 use crate::restore::content::{THREADS, Target, differing};
-use crate::restore::plan::Plan;
+use crate::restore::plan::{Plan, PlannedProcess};
 
 /// MADV_DONTNEED_LOCKED: discards pages, including pages of locked memory.
 const MADV_DONTNEED_LOCKED: u64 = 24;
@@ -31,7 +32,8 @@ const MADV_DONTNEED_LOCKED: u64 = 24;
 const ZEROS: ByteCount = ByteCount(1 << 20);
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// Discards the pages that the checkpoint does not contain, by madvise(2) in each process. Returns the number of
+/// Discards the pages that the checkpoint does not contain, by madvise(2) in each process. The pages are found without
+/// the trackers, because a tracker does not report each page that has become absent. Returns the number of
 /// pages.
 pub(super) fn give_back(
     index: &PageIndex,
@@ -63,21 +65,63 @@ pub(super) fn give_back(
     Ok(pages)
 }
 
+/// The pages of the checkpoint that must be compared with the memory, by process.
+pub(super) struct Due(HashMap<Pid, RangeSet>);
+
+impl Due {
+    /// Finds the pages that were written since the checkpoint, and the pages that are not there. `written` returns the
+    /// pages that a process has written since the checkpoint. If it returns `None`, all pages must be compared.
+    pub(super) fn of(
+        index: &PageIndex,
+        wanted: &Plan,
+        present: &Present,
+        written: impl Fn(Pid) -> Option<RangeSet>,
+    ) -> Self {
+        let of_process = |process: &PlannedProcess| {
+            let extents = index.of_space(SpaceId(process.message.space)).iter().map(Extent::range);
+            let Some(written) = written(process.pid) else { return extents.collect() };
+            let space = present.spaces.get(&process.pid).map(|space| space.id);
+            let own = present.pages.iter().filter(|(id, _)| Some(*id) == space).map(|(_, range)| *range);
+            let own: RangeSet = own.collect();
+            extents
+                .flat_map(|range| own.gaps(range).chain(written.within(range)).collect::<Vec<_>>())
+                .collect()
+        };
+        Self(wanted.living().map(|process| (process.pid, of_process(process))).collect())
+    }
+
+    /// Returns the number of pages.
+    pub(super) fn pages(&self) -> u64 {
+        self.0.values().map(|ranges| ranges.pages().get()).sum()
+    }
+}
+
 /// Writes the differing pages of all processes. Returns the number of written pages.
-pub(super) fn write_processes(reader: &ImageReader, wanted: &Plan, present: &Present) -> Result<u64> {
+pub(super) fn write_processes(
+    reader: &ImageReader,
+    wanted: &Plan,
+    present: &Present,
+    due: &Due,
+) -> Result<u64> {
     let written = AtomicU64::new(0);
     for process in wanted.living() {
         let Some(memory) = present.spaces.get(&process.pid).map(|space| &space.memory) else { continue };
         let target = Target { process, memory, present: None, areas: None };
-        let extents = reader.index().of_space(SpaceId(process.message.space));
-        each_part(reader, extents, |at, bytes| {
-            // A page that cannot be read is written. A failed write returns the error.
-            let is = memory.read_vec(at, ByteCount(bytes.len() as u64)).unwrap_or_default();
-            differing(&is, bytes).try_for_each(|part| {
-                let start = at + ByteCount(part.start as u64);
-                let range = AddressRange::new(start, start + ByteCount(part.len() as u64));
-                written.fetch_add(range.pages().get(), Ordering::Relaxed);
-                target.write(range, &bytes[part])
+        let Some(due) = due.0.get(&process.pid) else { continue };
+        let extents = reader.index().of_space(SpaceId(process.message.space)).iter();
+        let extents: Vec<Extent> =
+            extents.filter(|extent| due.within(extent.range()).next().is_some()).copied().collect();
+        each_part(reader, &extents, |at, bytes| {
+            due.within(AddressRange::new(at, at + ByteCount(bytes.len() as u64))).try_for_each(|piece| {
+                let bytes = &bytes[(piece.start - at).get() as usize..(piece.end - at).get() as usize];
+                // A page that cannot be read is written. A failed write returns the error.
+                let is = memory.read_vec(piece.start, piece.len()).unwrap_or_default();
+                differing(&is, bytes).try_for_each(|part| {
+                    let start = piece.start + ByteCount(part.start as u64);
+                    let range = AddressRange::new(start, start + ByteCount(part.len() as u64));
+                    written.fetch_add(range.pages().get(), Ordering::Relaxed);
+                    target.write(range, &bytes[part])
+                })
             })
         })?;
     }

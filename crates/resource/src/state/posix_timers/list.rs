@@ -6,6 +6,8 @@
 use model::{Pid, Tid};
 use tracee::procfs;
 
+use super::super::in_place::Renumber;
+
 /// The bit for notification by a signal to one thread. The bit is combined with SIGEV_SIGNAL (0).
 pub(super) const SIGEV_THREAD_ID: i32 = 4;
 /// No notification.
@@ -65,6 +67,15 @@ fn parse_block<'a>(lines: &mut impl Iterator<Item = &'a str>) -> Option<Listed> 
     };
     let value = u64::from_str_radix(pointer.trim_start_matches("0x"), 16).ok()?;
     Some(Listed { id, signal: signal.parse().ok()?, value, notice, clock })
+}
+
+/// Replaces the pid or tid in the id of a CPU-time clock.
+pub(super) fn renumbered_clock(clock: i32, renumber: Renumber<'_>) -> i32 {
+    let number = !(clock >> CLOCK_SHIFT);
+    if clock >= 0 || clock & CLOCK_KIND == CLOCK_OF_DESCRIPTOR || number == 0 {
+        return clock;
+    }
+    (!renumber(number) << CLOCK_SHIFT) | (clock & (CLOCK_OF_THREAD | CLOCK_KIND))
 }
 
 impl Listed {
@@ -141,6 +152,16 @@ mod tests {
         }
         for clock in [of(1, 2), of(1, 6), of(5, CLOCK_OF_DESCRIPTOR)] {
             assert!(timer(clock, process).unknown_clock(pid).is_some(), "clock {clock}");
+        }
+    }
+
+    #[test]
+    fn the_clock_of_another_pid_gets_the_present_pid() {
+        let next = |number: i32| number + 1;
+        for (clock, present) in
+            [(0, 0), (-6, -6), ((!7 << 3) | 2, (!8 << 3) | 2), ((!7 << 3) | 6, (!8 << 3) | 6)]
+        {
+            assert_eq!(renumbered_clock(clock, &next), present, "clock {clock}");
         }
     }
 

@@ -4,6 +4,7 @@
 
 use prost::Message;
 
+use super::super::in_place::Renumber;
 use super::list::{self, Listed, Notice};
 
 /// The number of bytes of `struct itimerspec`: seconds and nanoseconds of the interval, then of the remaining time.
@@ -68,6 +69,16 @@ impl TimerMessage {
             left_s: word(2),
             left_ns: word(3),
         }
+    }
+
+    /// Returns the timer with the present pid and tid of its process and thread.
+    pub(super) fn renumbered(&self, renumber: Renumber<'_>) -> Self {
+        let thread = if self.thread == 0 { 0 } else { renumber(self.thread) };
+        Self { thread, clock: list::renumbered_clock(self.clock, renumber), ..self.clone() }
+    }
+
+    pub(super) fn without_setting(&self) -> Self {
+        Self { interval_s: 0, interval_ns: 0, left_s: 0, left_ns: 0, ..self.clone() }
     }
 
     pub(super) fn words(&self) -> [i64; 4] {

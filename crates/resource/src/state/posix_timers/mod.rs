@@ -17,7 +17,9 @@ use tracee::procfs;
 
 use self::list::Listed;
 use self::message::{SETTING_BYTES, TimerMessage, TimersMessage};
+use super::caller::Caller;
 use super::hold;
+use super::in_place::{InPlace, LivingThread, Renumber};
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
@@ -106,13 +108,44 @@ impl StateKind for PosixTimers {
         let message: TimersMessage = crate::error::decode(NAME, payload)?;
         hold::in_process(restore.stub)?;
         create::create_all(&message.timers, restore)?;
-        for timer in message.timers.iter().filter(|timer| timer.is_set()) {
-            restore.stub.call_with(restore.memory, nr::TIMER_SETTIME, &timer.setting(), |at| {
-                [timer.id as u64, 0, at.get(), 0, 0, 0]
-            })?;
-        }
-        Ok(())
+        start_all(&message, restore)
     }
+
+    fn in_place(&self) -> Option<&dyn InPlace> {
+        Some(self)
+    }
+}
+
+impl InPlace for PosixTimers {
+    /// The process must have the timers of the checkpoint. Only their remaining times and intervals can be set.
+    fn can_set(&self, present: Option<&[u8]>, wanted: Option<&[u8]>, renumber: Renumber<'_>) -> Result<bool> {
+        let timers = |payload: Option<&[u8]>| {
+            crate::error::decode::<TimersMessage>(NAME, payload.unwrap_or_default())
+                .map(|message| message.timers)
+        };
+        let (present, wanted) = (timers(present)?, timers(wanted)?);
+        let present = present.iter().map(TimerMessage::without_setting);
+        Ok(present.eq(wanted.iter().map(|timer| timer.renumbered(renumber).without_setting())))
+    }
+
+    fn clear(&self, present: Option<&[u8]>, thread: &mut LivingThread<'_>) -> Result<()> {
+        let message: TimersMessage = crate::error::decode(NAME, present.unwrap_or_default())?;
+        message.timers.iter().try_for_each(|timer| set(timer.id, [0; SETTING_BYTES], thread))
+    }
+
+    fn set(&self, wanted: &[u8], thread: &mut LivingThread<'_>) -> Result<()> {
+        start_all(&crate::error::decode(NAME, wanted)?, thread)
+    }
+}
+
+fn start_all(message: &TimersMessage, caller: &mut impl Caller) -> Result<()> {
+    let mut timers = message.timers.iter().filter(|timer| timer.is_set());
+    timers.try_for_each(|timer| set(timer.id, timer.setting(), caller))
+}
+
+fn set(id: i32, setting: [u8; SETTING_BYTES], caller: &mut impl Caller) -> Result<()> {
+    caller.call_with(nr::TIMER_SETTIME, &setting, |at| [id as u64, 0, at.get(), 0, 0, 0])?;
+    Ok(())
 }
 
 /// The file in `/proc/PID` that lists the timers of a process.
