@@ -6,11 +6,13 @@
 //! call.
 //! Does not: record which stop a thread is in; the types of the crate `tracee` do.
 
+mod calls;
 mod context;
 mod requests;
 mod signals;
 mod waits;
 
+pub use calls::{CallPhase, call_phase};
 pub use context::{
     Registers, RseqConfiguration, XSTATE_BYTES_MAX, extended_state, registers, rseq_configuration,
     set_extended_state, set_registers,

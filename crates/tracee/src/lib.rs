@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod arch;
+pub mod attach;
 pub mod freeze;
 pub mod interruption;
 pub mod memory;
@@ -23,16 +24,19 @@ pub mod procfs;
 pub mod remote;
 #[doc(hidden)]
 pub mod steps;
+pub mod stop;
 pub mod stub;
 pub mod thread;
 mod tracer;
 pub mod tree;
 mod worker_pool;
 
+pub use attach::{Attached, Clients, Report, StoppedAttached};
 pub use freeze::{FreezeError, Freezer, StoppedProcess, StoppedTree};
 pub use memory::ProcessMemory;
 pub use post_restore_tracer::{FdHolder, PostRestoreTracer};
 pub use remote::{Gadgets, RemoteError, RemoteSession};
+pub use stop::{Continue, StopKind, ThreadStop};
 pub use stub::Stub;
 pub use thread::{Running, Stopped, Thread};
 pub use tree::Roots;

@@ -28,6 +28,10 @@ impl Options {
     pub const FORK: Self = Self(libc::PTRACE_O_TRACEFORK as u64);
     /// PTRACE_O_TRACEVFORK: a process that calls vfork(2) stops, and the child is traced and stops.
     pub const VFORK: Self = Self(libc::PTRACE_O_TRACEVFORK as u64);
+    /// PTRACE_O_TRACEEXEC: a process that calls execve(2) stops before the new program runs.
+    pub const EXEC: Self = Self(libc::PTRACE_O_TRACEEXEC as u64);
+    /// PTRACE_O_TRACESECCOMP: a thread stops where a seccomp filter returns SECCOMP_RET_TRACE.
+    pub const SECCOMP: Self = Self(libc::PTRACE_O_TRACESECCOMP as u64);
     /// PTRACE_O_TRACEEXIT: an exiting thread stops before the kernel releases its resources.
     pub const EXIT: Self = Self(libc::PTRACE_O_TRACEEXIT as u64);
     /// PTRACE_O_SUSPEND_SECCOMP: the seccomp filters of the tracee are suspended while the tracee is traced.

@@ -43,6 +43,10 @@ pub enum Stop {
     Syscall,
     /// The tracee created a thread or process. [`event_message`] returns the tid of the new thread or process.
     Creation,
+    /// The process of the tracee has called execve(2). [`event_message`] returns the former tid of the tracee.
+    Exec,
+    /// A seccomp filter has stopped a system call. [`event_message`] returns the data of the filter.
+    Seccomp,
     /// The tracee exits. [`event_message`] returns the exit status.
     Exit,
     /// Another event, with its PTRACE_EVENT_* number.
@@ -68,6 +72,8 @@ impl Stop {
                 Self::Creation
             }
             (libc::PTRACE_EVENT_EXIT, _) => Self::Exit,
+            (libc::PTRACE_EVENT_EXEC, _) => Self::Exec,
+            (libc::PTRACE_EVENT_SECCOMP, _) => Self::Seccomp,
             (event, _) => Self::Other(event),
         }
     }

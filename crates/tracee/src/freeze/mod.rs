@@ -10,8 +10,8 @@ mod stopped;
 use crate::procfs::KeptFiles;
 use crate::tree::Roots;
 
-pub(crate) use stopped::OPTIONS;
 pub use stopped::{FreezeError, StoppedProcess, StoppedTree};
+pub(crate) use stopped::{OPTIONS, detach_running, detach_strays};
 
 use attempt::Attempt;
 

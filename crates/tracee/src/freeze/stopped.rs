@@ -178,7 +178,7 @@ fn await_zombie(tid: Tid) -> Result<(), Error> {
 }
 
 /// Finds strays, and detaches them.
-pub(super) fn detach_strays() {
+pub(crate) fn detach_strays() {
     let attached = |(pid, tid): (Pid, Tid)| Thread::attached(pid, tid, OPTIONS);
     // A stray that has ended may have created another stray.
     for _ in 0..STRAY_ROUNDS_MAX {
@@ -191,7 +191,7 @@ pub(super) fn detach_strays() {
 }
 
 /// Interrupts running threads, and detaches each when it stops.
-pub(super) fn detach_running(mut pending: Vec<Thread<Running>>) {
+pub(crate) fn detach_running(mut pending: Vec<Thread<Running>>) {
     for thread in &pending {
         // If the thread has ended, the loop below notices this.
         let _ = thread.interrupt();
