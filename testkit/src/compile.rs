@@ -1,4 +1,4 @@
-//! Compilation of the victims (test programs), once for each version of their sources.
+//! Compilation of the victims (test programs) and of other C programs of tests, once for each version of their sources.
 //!
 //! Owns: the list of victims, the compiler flags, and the directory of compiled programs.
 //! Invariants: a compiled program is published by a rename, so it is always complete. A change of a source or a header
@@ -19,6 +19,9 @@ use crate::paths::{folder_in_target, victims_folder};
 const FLAGS: &[&str] =
     &["-std=gnu17", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"];
 
+/// The flags for programs of other packages.
+const SUBJECT_FLAGS: &[&str] = &["-Wall", "-Wno-unused-result", "-pthread"];
+
 /// The C library that a victim is linked to.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Library {
@@ -32,7 +35,7 @@ pub enum Library {
 impl Library {
     fn compiler(self) -> OsString {
         match self {
-            Self::System => std::env::var_os("CC").unwrap_or_else(|| "cc".into()),
+            Self::System => system_compiler(),
             Self::StaticMusl => "musl-gcc".into(),
         }
     }
@@ -84,15 +87,69 @@ pub(crate) fn compile_with(victim: &str, library: Library) -> Result<PathBuf, Ha
     if !source.is_file() {
         return Err(HarnessError::NoSuchVictim(victim.to_owned()));
     }
-    let folder = folder_in_target(library.folder())?.join(format!("{:016x}", content_key(&source)?));
-    let program = folder.join(victim);
+    let mut key = Fnv::new();
+    FLAGS.iter().for_each(|flag| key.add(flag.as_bytes()));
+    for header in files_with_extension("h")? {
+        key.add(&read(&header)?);
+    }
+    let mut command = Command::new(library.compiler());
+    command.args(FLAGS).args(library.flags());
+    built(victim, library.folder(), key, command, &source).map_err(|error| match error {
+        HarnessError::Spawn { source, .. }
+            if library == Library::StaticMusl && source.kind() == ErrorKind::NotFound =>
+        {
+            HarnessError::Unsupported { victim: victim.to_owned(), reason: "musl-gcc".to_owned() }
+        }
+        other => other,
+    })
+}
+
+/// Compiles a C program among the test subjects of a package unless this version is already compiled, and returns its
+/// path. `package` is the directory of the package. Other tests execute the same file. Without a C compiler,
+/// prints `unsupported` and returns `None`.
+///
+/// # Panics
+///
+/// Panics if the source does not compile.
+#[must_use]
+pub fn compiled(package: &str, name: &str, flags: &[&str]) -> Option<PathBuf> {
+    let source = Path::new(package).join("tests/subjects").join(name).with_extension("c");
+    let mut key = Fnv::new();
+    flags.iter().chain(SUBJECT_FLAGS).for_each(|flag| key.add(flag.as_bytes()));
+    let mut command = Command::new(system_compiler());
+    command.args(flags).args(SUBJECT_FLAGS);
+    match built(name, "subjects", key, command, &source) {
+        Ok(program) => Some(program),
+        Err(HarnessError::Spawn { .. }) => {
+            println!("unsupported: a C compiler");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn system_compiler() -> OsString {
+    std::env::var_os("CC").unwrap_or_else(|| "cc".into())
+}
+
+/// Runs the compiler unless the program exists. The key is that of the flags and headers.
+fn built(
+    name: &str,
+    folder: &str,
+    mut key: Fnv,
+    command: Command,
+    source: &Path,
+) -> Result<PathBuf, HarnessError> {
+    key.add(&read(source)?);
+    let folder = folder_in_target(folder)?.join(format!("{:016x}", key.0));
+    let program = folder.join(name);
     if program.is_file() {
         return Ok(program);
     }
     fs::create_dir_all(&folder).map_err(file_error("create", &folder))?;
     let _lock = lock(&folder)?;
     if !program.is_file() {
-        run_compiler(victim, library, &source, &program)?;
+        run_compiler(name, command, source, &program)?;
     }
     Ok(program)
 }
@@ -109,20 +166,14 @@ pub(crate) fn declares(victim: &str, beginning: &str) -> Result<bool, HarnessErr
     Ok(comment.lines().any(|one| one.trim_matches([' ', '*', '/']).starts_with(beginning)))
 }
 
-fn run_compiler(victim: &str, library: Library, source: &Path, program: &Path) -> Result<(), HarnessError> {
+fn run_compiler(name: &str, mut command: Command, source: &Path, program: &Path) -> Result<(), HarnessError> {
     let partial = program.with_extension("partial");
-    let compiler = library.compiler();
-    let mut command = Command::new(&compiler);
-    command.args(FLAGS).args(library.flags()).arg("-o").arg(&partial).arg(source);
-    let output = command.output().map_err(|source| match library {
-        Library::StaticMusl if source.kind() == ErrorKind::NotFound => {
-            HarnessError::Unsupported { victim: victim.to_owned(), reason: "musl-gcc".to_owned() }
-        }
-        _ => HarnessError::Spawn { program: compiler.to_string_lossy().into_owned(), source },
+    let output = command.arg("-o").arg(&partial).arg(source).output().map_err(|source| {
+        HarnessError::Spawn { program: command.get_program().to_string_lossy().into_owned(), source }
     })?;
     if !output.status.success() {
         return Err(HarnessError::Compile {
-            victim: victim.to_owned(),
+            victim: name.to_owned(),
             output: String::from_utf8_lossy(&output.stderr).into_owned(),
         });
     }
@@ -138,14 +189,8 @@ fn lock(folder: &Path) -> Result<File, HarnessError> {
     Ok(file)
 }
 
-/// Returns a key that changes with the source, with any header, and with the flags.
-fn content_key(source: &Path) -> Result<u64, HarnessError> {
-    let mut key = Fnv::new();
-    FLAGS.iter().for_each(|flag| key.add(flag.as_bytes()));
-    for path in files_with_extension("h")?.iter().map(PathBuf::as_path).chain([source]) {
-        key.add(&fs::read(path).map_err(file_error("read", path))?);
-    }
-    Ok(key.0)
+fn read(path: &Path) -> Result<Vec<u8>, HarnessError> {
+    fs::read(path).map_err(file_error("read", path))
 }
 
 fn files_with_extension(extension: &str) -> Result<Vec<PathBuf>, HarnessError> {

@@ -21,6 +21,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod alone;
 mod command;
 mod compile;
 mod dump;
@@ -36,8 +37,9 @@ mod undying;
 mod until;
 mod victim;
 
+pub use alone::alone;
 pub use command::Finished;
-pub use compile::{Library, compile, victims};
+pub use compile::{Library, compile, compiled, victims};
 pub use dump::describe;
 pub use error::HarnessError;
 pub use guard::Guard;
