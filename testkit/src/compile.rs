@@ -113,12 +113,27 @@ pub(crate) fn compile_with(victim: &str, library: Library) -> Result<PathBuf, Ha
 /// Panics if the source does not compile.
 #[must_use]
 pub fn compiled(package: &str, name: &str, flags: &[&str]) -> Option<PathBuf> {
-    let source = Path::new(package).join("tests/subjects").join(name).with_extension("c");
+    compiled_source(&Path::new(package).join("tests/subjects").join(name).with_extension("c"), flags)
+}
+
+/// Like [`compiled`], for any C program. A header beside the program belongs to its version.
+///
+/// # Panics
+///
+/// Panics if the source does not compile.
+#[must_use]
+pub fn compiled_source(source: &Path, flags: &[&str]) -> Option<PathBuf> {
+    let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let mut key = Fnv::new();
     flags.iter().chain(SUBJECT_FLAGS).for_each(|flag| key.add(flag.as_bytes()));
+    let beside = source.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    let mut headers: Vec<PathBuf> = beside.map(|entry| entry.path()).collect();
+    headers.retain(|path| path.extension().is_some_and(|extension| extension == "h"));
+    headers.sort();
+    headers.iter().filter_map(|header| fs::read(header).ok()).for_each(|text| key.add(&text));
     let mut command = Command::new(system_compiler());
     command.args(flags).args(SUBJECT_FLAGS);
-    match built(name, "subjects", key, command, &source) {
+    match built(&name, "subjects", key, command, source) {
         Ok(program) => Some(program),
         Err(HarnessError::Spawn { .. }) => {
             println!("unsupported: a C compiler");

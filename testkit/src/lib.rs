@@ -39,7 +39,7 @@ mod victim;
 
 pub use alone::alone;
 pub use command::Finished;
-pub use compile::{Library, compile, compiled, victims};
+pub use compile::{Library, compile, compiled, compiled_source, victims};
 pub use dump::describe;
 pub use error::HarnessError;
 pub use guard::Guard;

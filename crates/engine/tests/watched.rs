@@ -78,15 +78,7 @@ impl Lab {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
         let folder =
             tempfile::TempDir::with_prefix_in("undying-watched-", env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/subjects/watched.c");
-        let program = folder.path().join("watched");
-        let mut compiler = Command::new("cc");
-        let Ok(status) = compiler.args(["-O1", "-Wall", "-pthread", "-o"]).arg(&program).arg(source).status()
-        else {
-            println!("unsupported: a C compiler");
-            return None;
-        };
-        assert!(status.success());
+        let program = testkit::compiled(env!("CARGO_MANIFEST_DIR"), "watched", &["-O1"])?;
         Some(Self { folder, program })
     }
 

@@ -304,10 +304,10 @@ fn packet_number(message: &[u8]) -> Option<PacketNumber> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
-    use std::sync::MutexGuard;
     use std::time::Duration;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -318,11 +318,12 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3);
     const ATTEMPTS: usize = 5;
 
-    /// Lets only one test of this module run at a time. When one test drops its `PacketHold`, the kernel may
-    /// drop packets that other tests hold.
-    fn alone() -> MutexGuard<'static, ()> {
-        static ALONE: Mutex<()> = Mutex::new(());
-        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Lets only one test of this module run at a time, also if the tests have their own processes. When one test drops
+    /// its `PacketHold`, the kernel may drop packets that other tests hold.
+    fn alone() -> File {
+        let program = std::env::current_exe().and_then(File::open).unwrap();
+        program.lock().unwrap();
+        program
     }
 
     fn hold() -> Option<PacketHold> {

@@ -249,9 +249,9 @@ fn reset(socket: &Arc<OwnedFd>) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::sync::{Mutex, MutexGuard, PoisonError};
 
     use supervise::OUTPUT_TIMEOUT;
 
@@ -263,9 +263,8 @@ mod tests {
     const ATTEMPTS: usize = 5;
 
     /// Starts to hold output. Tests run one by one, because the end of a hold drops the held packets of other holds.
-    fn started() -> Option<(MutexGuard<'static, ()>, HeldOutput)> {
-        static ALONE: Mutex<()> = Mutex::new(());
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    fn started() -> Option<(File, HeldOutput)> {
+        let alone = testkit::alone();
         let output = HeldOutput::start(EVERY, sys::clock::Clock::default().now())
             .map_err(|error| println!("unsupported: {error}"))
             .ok()?;

@@ -290,16 +290,11 @@ pub(crate) fn compiled(name: &'static str) -> &'static Path {
 /// Compiles a program of a folder below the crate, and returns its path.
 pub(crate) fn compiled_from(folder: &'static str, name: &'static str) -> &'static Path {
     static PROGRAMS: Mutex<BTreeMap<&str, &'static Path>> = Mutex::new(BTreeMap::new());
-    // No other test must see an unfinished program.
     let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
     programs.entry(name).or_insert_with(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{folder}/{name}.c"));
-        let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-        let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-        let status =
-            Command::new(compiler).args(["-O1", "-Wall", "-pthread", "-o"]).arg(&own).arg(source).status();
-        assert!(status.unwrap().success(), "{name}.c does not compile");
-        Box::leak(own.into_boxed_path())
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(name).with_extension("c");
+        let program = testkit::compiled_source(&source, &["-O1"]).unwrap();
+        Box::leak(program.into_boxed_path())
     })
 }
 

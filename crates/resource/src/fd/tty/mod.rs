@@ -332,9 +332,5 @@ fn state_of_pair(master: BorrowedFd<'_>, slaves: Slaves) -> Result<State> {
     Ok(state)
 }
 
-/// A lock for tests, since all tests of this process share the numbers of pseudo terminals.
-#[cfg(test)]
-static NUMBERS: std::sync::Mutex<()> = std::sync::Mutex::new(());
-
 #[cfg(test)]
 mod tests;

@@ -312,10 +312,6 @@ mod tests {
         own: OwnedFd,
     }
 
-    fn alone() -> std::sync::MutexGuard<'static, ()> {
-        super::super::NUMBERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
     const O_RDWR: u32 = 2;
     const O_NONBLOCK: u32 = 0o4000;
 
@@ -396,7 +392,7 @@ mod tests {
 
     #[test]
     fn raw_bytes_are_copied_in_both_directions() {
-        let _guard = alone();
+        let _guard = testkit::alone();
         let bytes: Vec<u8> = (0..=255).collect();
         let (input, output) = check(raw, |ends| {
             ends.type_in(&bytes);
@@ -407,7 +403,7 @@ mod tests {
 
     #[test]
     fn fewer_bytes_than_the_minimum_of_a_read_are_copied_too() {
-        let _guard = alone();
+        let _guard = testkit::alone();
         let ends = Ends::new(raw);
         ends.type_in(b"ab");
         let queues = ends.pair().copy(&ends.modes()).unwrap();
@@ -418,7 +414,7 @@ mod tests {
 
     #[test]
     fn lines_and_ends_of_file_keep_their_boundaries() {
-        let _guard = alone();
+        let _guard = testkit::alone();
         let quiet = |modes: &mut Modes| modes.local &= !(ECHO | ECHONL);
         let (input, _) = check(quiet, |ends| ends.type_in(b"one\ntwo\nthree\x04\x04four\n"));
         assert_eq!(input, [&b"one\n"[..], b"two\n", b"three", b"", b"four\n"].map(<[u8]>::to_vec));
@@ -426,7 +422,7 @@ mod tests {
 
     #[test]
     fn input_is_echoed_once() {
-        let _guard = alone();
+        let _guard = testkit::alone();
         let (input, output) = check(|_| {}, |ends| ends.type_in(b"hello\nq\x16\x03x\n"));
         assert_eq!(input, [&b"hello\n"[..], b"q\x03x\n"].map(<[u8]>::to_vec));
         assert!(output.starts_with(b"hello\r\n"));
@@ -434,7 +430,7 @@ mod tests {
 
     #[test]
     fn processed_output_is_not_processed_twice() {
-        let _guard = alone();
+        let _guard = testkit::alone();
         let (_, output) = check(|_| {}, |ends| ends.print(b"a\tb\nc\n\nd"));
         assert_eq!(output, b"a\tb\r\nc\r\n\r\nd");
         let (_, output) = check(|modes| modes.output |= 0o2, |ends| ends.print(b"up\r\n"));
@@ -443,7 +439,7 @@ mod tests {
 
     #[test]
     fn a_large_queue_is_copied_whole() {
-        let _guard = alone();
+        let _guard = testkit::alone();
         let bytes = vec![b'x'; 8000];
         let (input, output) = check(raw, |ends| {
             ends.type_in(&bytes);
@@ -454,7 +450,7 @@ mod tests {
 
     #[test]
     fn packets_are_copied_without_their_status() {
-        let _guard = alone();
+        let _guard = testkit::alone();
         let ends = Ends::new(raw);
         terminal::set_packet_mode(ends.master.as_fd(), true).unwrap();
         ends.print(b"text");
@@ -465,7 +461,7 @@ mod tests {
 
     #[test]
     fn stopped_output_is_not_touched() {
-        let _guard = alone();
+        let _guard = testkit::alone();
         let ends = Ends::new(|modes| modes.local &= !ECHO);
         ends.print(b"before");
         ends.type_in(b"\x13");

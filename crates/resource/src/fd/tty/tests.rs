@@ -57,7 +57,7 @@ fn recreate(files: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
 
 #[test]
 fn a_pair_is_restored_with_number_modes_window_and_bytes() {
-    let _guard = NUMBERS.lock();
+    let _alone = testkit::alone();
     let (other, _other_slave) = open_pair();
     let (master, slave) = open_pair();
     raw(&slave);
@@ -85,7 +85,7 @@ fn a_pair_is_restored_with_number_modes_window_and_bytes() {
 
 #[test]
 fn packet_mode_lock_and_exclusive_mode_are_restored() {
-    let _guard = NUMBERS.lock();
+    let _alone = testkit::alone();
     let (master, slave) = open_pair();
     terminal::set_packet_mode(master.as_fd(), true).unwrap();
     terminal::set_exclusive(slave.as_fd()).unwrap();
@@ -98,7 +98,7 @@ fn packet_mode_lock_and_exclusive_mode_are_restored() {
 
 #[test]
 fn a_master_without_slaves_is_restored_hung_up_or_not() {
-    let _guard = NUMBERS.lock();
+    let _alone = testkit::alone();
     let fresh = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     let built = recreate(vec![fresh]).unwrap();
     assert!(!is_hung_up(&describe(0, &built[0])));
@@ -116,7 +116,7 @@ fn a_master_without_slaves_is_restored_hung_up_or_not() {
 
 #[test]
 fn a_slave_without_master_stays_hung_up() {
-    let _guard = NUMBERS.lock();
+    let _alone = testkit::alone();
     let (master, slave) = open_pair();
     drop(master);
     let built = recreate(vec![slave]).unwrap();
@@ -126,7 +126,7 @@ fn a_slave_without_master_stays_hung_up() {
 
 #[test]
 fn several_pairs_keep_their_numbers_and_a_used_one_is_refused() {
-    let _guard = NUMBERS.lock();
+    let _alone = testkit::alone();
     let pairs = [open_pair(), open_pair(), open_pair()];
     let numbers = pairs.each_ref().map(|(master, _)| terminal::pair_number(master.as_fd()).unwrap());
     let [first, second, third] = pairs;
@@ -145,7 +145,7 @@ fn several_pairs_keep_their_numbers_and_a_used_one_is_refused() {
 
 #[test]
 fn an_outside_terminal_is_opened_by_path_or_passed_on() {
-    let _guard = NUMBERS.lock();
+    let _alone = testkit::alone();
     let (master, slave) = open_pair();
     raw(&slave);
     let mut subject = Subject::new(&[&slave]);
@@ -183,7 +183,7 @@ fn an_outside_terminal_is_opened_by_path_or_passed_on() {
 
 #[test]
 fn a_slave_in_use_outside_is_an_obstacle() {
-    let _guard = NUMBERS.lock();
+    let _alone = testkit::alone();
     let (master, slave) = open_pair();
     let mut child = std::process::Command::new("sleep")
         .arg("60")

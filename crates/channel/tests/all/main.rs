@@ -1,0 +1,7 @@
+//! Tests of held listening sockets. One program contains all of them, because each test program must be linked.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod calls;
+mod common;
+mod programs;
