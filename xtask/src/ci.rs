@@ -86,16 +86,13 @@ fn test() -> Result<Outcome, Failure> {
     let Some(binaries) = test_run::build(cargo(&[]))? else {
         return Ok(Outcome { good: false, detail: Some("the build failed".to_owned()) });
     };
-    let results = test_run::run(binaries)?;
+    let results = test_run::run(&binaries)?;
     let examples = succeeds(cargo(&["test", "--quiet", "--workspace", "--doc"]))?;
-    let mut detail = results.summary.to_string();
-    for name in &results.failed {
-        detail.push_str(&format!("\n  failed: {name}"));
-    }
+    let mut detail = format!("{}{}", results.summary, results.times);
     if results.hung > 0 {
-        detail.push_str(&format!("\n  {} test binaries hung and were killed", results.hung));
+        detail.push_str(&format!("\n  {} tests hung and were killed", results.hung));
     }
-    let good = results.failed.is_empty() && results.summary.ignored == 0 && examples.good;
+    let good = results.summary.failed == 0 && results.summary.ignored == 0 && examples.good;
     Ok(Outcome { good, detail: Some(detail) })
 }
 

@@ -73,7 +73,7 @@ pub(crate) enum Failure {
         series: String,
     },
     /// A word of a command line is not the name of a test.
-    #[error("no test is called `{name}`; name it PACKAGE/TEST, such as track/soak or sys/lib")]
+    #[error("no test is called `{name}`; name it PACKAGE/TEST, such as track/all or sys/lib")]
     NoSuchTest {
         /// The requested name.
         name: String,

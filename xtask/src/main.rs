@@ -12,6 +12,7 @@ mod failure;
 mod figures;
 mod test_output;
 mod test_run;
+mod test_times;
 mod tidy;
 mod trackers;
 mod vm;

@@ -1,53 +1,71 @@
-//! Builds and runs the test binaries of the workspace.
+//! Builds the test binaries of the workspace, and runs their tests.
 //!
-//! Owns: the list of test binaries, the lanes in which they run, and the time limit for a silent binary.
-//! Invariants: the output of a binary is printed as one block after its end. A binary that prints nothing for
-//! [`SILENCE`] is killed, and counts as failed.
+//! Owns: the list of tests, the lanes in which they run, and the time limit for a silent test.
+//! Invariants: each test has a process of its own, so that no test depends on the limits, signals or descriptors of
+//! another test. The output of a test is printed as one block after its end. A test that prints nothing for [`SILENCE`]
+//! is killed, and counts as failed.
 //! Does not: judge single tests; `test_output` counts them.
 //!
-//! Tests wait for about half of their time, and many binaries end with one long test. Therefore two binaries run at the
-//! same time. cargo runs only one.
+//! All tests are in one queue. cargo runs one binary at a time, and many binaries end with one long test.
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, PipeReader};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use cargo_metadata::Message;
+use cargo_metadata::{Artifact, Message};
 
 use crate::failure::Failure;
 use crate::test_output::Summary;
+use crate::test_times::Times;
 
-/// The variable with the number of tests that a test binary runs in parallel.
+/// The variable with the number of tests that run at the same time.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
-/// Number of binaries that run at the same time.
-const LANES: usize = 2;
-/// Maximum time without output of a test binary.
+/// Number of lanes for each processor: tests wait for about half of their time.
+const LANES_FOR_EACH_CPU: usize = 2;
+/// Maximum time without output of a test.
 const SILENCE: Duration = Duration::from_secs(300);
-/// Poll interval while a binary produces no output. The last lines of an ended binary must also arrive within this time.
+/// Poll interval while a test produces no output. The last lines of an ended test must also arrive within this time.
 const LOOK: Duration = Duration::from_secs(1);
-/// The packages with the longest tests. They begin first, so that no lane waits for them at the end.
-const LONGEST: [&str; 3] = ["cli", "end_to_end", "guardian"];
+/// The beginnings of the titles of the longest tests. These tests begin first, so that no lane waits for them at the end.
+const LONGEST: [&str; 8] = [
+    "end_to_end/",
+    "engine/all passing::",
+    "store/all power_cut::",
+    "store/all log_",
+    "sys/all listener_holder::",
+    "guardian/all",
+    "cli/all",
+    "engine/all",
+];
 
 /// A built test binary.
 #[derive(Debug)]
 pub(crate) struct TestBinary {
+    /// `PACKAGE/TARGET`, for example `store/lib`.
+    name: String,
     program: PathBuf,
     /// The directory of the package, in which cargo runs its tests.
     package: PathBuf,
 }
 
-/// The results of all test binaries.
+/// One test of a binary.
+struct Test<'a> {
+    binary: &'a TestBinary,
+    name: String,
+}
+
+/// The results of all tests.
 #[derive(Default, Debug)]
 pub(crate) struct Results {
     pub(crate) summary: Summary,
-    /// The names of binaries that did not end with success.
-    pub(crate) failed: Vec<String>,
-    /// Number of binaries that were killed because they printed nothing.
+    /// Number of tests that were killed because they printed nothing.
     pub(crate) hung: usize,
+    pub(crate) times: Times,
 }
 
 /// Builds all test binaries with the given cargo command. Returns `None` if the build fails.
@@ -60,82 +78,117 @@ pub(crate) fn build(mut cargo: Command) -> Result<Option<Vec<TestBinary>>, Failu
     let output = child.stdout.take().expect("the pipe was requested with the command");
     let mut binaries = Vec::new();
     for message in Message::parse_stream(BufReader::new(output)) {
-        if let Message::CompilerArtifact(artifact) = message.map_err(describe)?
-            && artifact.profile.test
-            && let (Some(program), Some(package)) = (artifact.executable, artifact.manifest_path.parent())
-        {
-            binaries.push(TestBinary { program: program.into(), package: package.into() });
+        if let Message::CompilerArtifact(artifact) = message.map_err(describe)? {
+            binaries.extend(TestBinary::of(&artifact));
         }
     }
-    if !child.wait().map_err(describe)?.success() {
-        return Ok(None);
-    }
-    binaries.sort_by_key(|binary| {
-        (!LONGEST.iter().any(|name| binary.package.ends_with(name)), binary.program.clone())
-    });
-    Ok(Some(binaries))
+    Ok(child.wait().map_err(describe)?.success().then_some(binaries))
 }
 
-/// Runs test binaries in lanes. `--show-output` is needed because a passing test prints the missing features in its
-/// output.
-pub(crate) fn run(binaries: Vec<TestBinary>) -> Result<Results, Failure> {
-    let threads = std::env::var(TEST_THREADS).ok().unwrap_or_else(|| {
-        std::thread::available_parallelism().map_or(1, std::num::NonZero::get).to_string()
-    });
-    let queue = Mutex::new(VecDeque::from(binaries));
+impl TestBinary {
+    fn of(artifact: &Artifact) -> Option<Self> {
+        let program = artifact.executable.as_ref().filter(|_| artifact.profile.test)?;
+        let package = artifact.manifest_path.parent()?;
+        let target = if artifact.target.is_lib() { "lib" } else { &artifact.target.name };
+        let name = format!("{}/{target}", package.file_name()?);
+        Some(Self { name, program: program.into(), package: package.into() })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.current_dir(&self.package).env("CARGO_MANIFEST_DIR", &self.package);
+        command
+    }
+
+    /// Returns the names of the tests.
+    fn tests(&self) -> Result<Vec<Test<'_>>, Failure> {
+        let command = format!("{} --list", self.program.display());
+        let describe = |source| Failure::Command { command, source };
+        let output = self.command().args(["--list", "--format", "terse"]).output().map_err(describe)?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
+        Ok(names.map(|name| Test { binary: self, name: name.to_owned() }).collect())
+    }
+}
+
+/// Runs all tests of the binaries.
+pub(crate) fn run(binaries: &[TestBinary]) -> Result<Results, Failure> {
+    let mut tests = Vec::new();
+    for binary in binaries {
+        tests.extend(binary.tests()?);
+    }
+    tests.sort_by_cached_key(|test| (test.rank(), test.title()));
+    let queue = Mutex::new(VecDeque::from(tests));
     let results = Mutex::new(Results::default());
     let lane = || -> Result<(), Failure> {
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-            let Some(binary) = next else { return Ok(()) };
-            let ended = run_one(&binary, &threads).map_err(|source| Failure::Command {
-                command: binary.program.display().to_string(),
-                source,
-            })?;
-            results.lock().unwrap_or_else(PoisonError::into_inner).add(&binary, &ended);
+            let Some(test) = next else { return Ok(()) };
+            let ended = test.run().map_err(|source| Failure::Command { command: test.title(), source })?;
+            results.lock().unwrap_or_else(PoisonError::into_inner).add(&test, &ended);
         }
     };
     std::thread::scope(|scope| {
-        let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
+        let lanes: Vec<_> = (0..lanes()).map(|_| scope.spawn(lane)).collect();
         lanes.into_iter().try_for_each(|lane| lane.join().expect("a lane does not panic"))
     })?;
     Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-impl Results {
-    fn add(&mut self, binary: &TestBinary, ended: &Ended) {
-        let name = binary.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        println!("     Running {name} ({:.1} s)", ended.took.as_secs_f64());
-        for line in &ended.lines {
-            if self.summary.line(line) {
-                println!("{line}");
-            }
-        }
-        self.summary.end_of_binary();
-        if ended.is_hung {
-            println!("{name} has printed nothing for {} s and was killed", SILENCE.as_secs());
-            self.hung += 1;
-        }
-        if !ended.is_good {
-            println!("error: {name} has failed");
-            self.failed.push(name);
-        }
+/// Returns the number of tests that run at the same time.
+fn lanes() -> usize {
+    let wanted = std::env::var(TEST_THREADS).ok().and_then(|text| text.parse().ok());
+    wanted.unwrap_or_else(|| {
+        LANES_FOR_EACH_CPU * std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+    })
+}
+
+impl Test<'_> {
+    fn title(&self) -> String {
+        format!("{} {}", self.binary.name, self.name)
+    }
+
+    /// Returns the position of the test in the queue.
+    fn rank(&self) -> usize {
+        let title = self.title();
+        LONGEST.iter().position(|beginning| title.starts_with(beginning)).unwrap_or(LONGEST.len())
+    }
+
+    /// Runs the test. `--show-output` is needed because a passing test prints the missing features in its output. With one
+    /// test thread, libtest would print the name of the test before the test, and the test could add its own output to
+    /// the same line.
+    fn run(&self) -> std::io::Result<Ended> {
+        let mut command = self.binary.command();
+        command.args(["--show-output", "--test-threads=2", "--exact", &self.name]);
+        run_command(command, SILENCE)
     }
 }
 
-/// A test binary that has ended.
-struct Ended {
-    lines: Vec<String>,
-    is_good: bool,
-    is_hung: bool,
-    took: Duration,
+impl Results {
+    fn add(&mut self, test: &Test<'_>, ended: &Ended) {
+        let title = test.title();
+        let passes = self.summary.add(&title, &ended.lines, ended.status.success());
+        if !passes {
+            ended.lines.iter().for_each(|line| println!("{line}"));
+        }
+        if ended.is_hung {
+            println!("{title} has printed nothing for {} s and was killed", SILENCE.as_secs());
+            self.hung += 1;
+        } else if ended.status.signal().is_some() {
+            println!("{title} has died: {}", ended.status);
+        }
+        let verdict = if passes { "ok" } else { "FAILED" };
+        println!("test {title} ... {verdict} ({:.1} s)", ended.took.as_secs_f64());
+        self.times.add(&test.binary.name, title, ended.took);
+    }
 }
 
-fn run_one(binary: &TestBinary, threads: &str) -> std::io::Result<Ended> {
-    let mut command = Command::new(&binary.program);
-    command.arg("--show-output").current_dir(&binary.package);
-    command.env("CARGO_MANIFEST_DIR", &binary.package).env(TEST_THREADS, threads);
-    run_command(command, SILENCE)
+/// A test process that has ended.
+struct Ended {
+    lines: Vec<String>,
+    status: ExitStatus,
+    is_hung: bool,
+    took: Duration,
 }
 
 /// Runs a command, and collects the lines that it prints. Kills the command if it prints nothing for `silence`.
@@ -146,8 +199,7 @@ fn run_command(mut command: Command, silence: Duration) -> std::io::Result<Ended
     // The command keeps the write ends of the pipe open.
     drop(command);
     let (lines, is_hung) = follow(&mut child, output, silence)?;
-    let is_good = child.wait()?.success() && !is_hung;
-    Ok(Ended { lines, is_good, is_hung, took: begun.elapsed() })
+    Ok(Ended { lines, status: child.wait()?, is_hung, took: begun.elapsed() })
 }
 
 /// Collects the output of a child until the child has ended. The output may end later, because processes that a faulty
@@ -194,15 +246,15 @@ mod tests {
     fn both_streams_and_the_status_are_collected() {
         let ended = shell("echo one; echo two >&2; exit 3", SILENCE);
         assert_eq!(ended.lines, ["one", "two"]);
-        assert!(!ended.is_good && !ended.is_hung);
-        assert!(shell("true", SILENCE).is_good);
+        assert_eq!((ended.status.code(), ended.is_hung), (Some(3), false));
+        assert!(shell("true", SILENCE).status.success());
     }
 
     #[test]
-    fn a_binary_that_prints_nothing_is_killed() {
+    fn a_test_that_prints_nothing_is_killed() {
         let ended = shell("echo begun; exec sleep 60", Duration::from_millis(200));
         assert_eq!(ended.lines, ["begun"]);
-        assert!(ended.is_hung && !ended.is_good);
+        assert!(ended.is_hung && !ended.status.success());
     }
 
     #[test]
@@ -210,6 +262,6 @@ mod tests {
         let begun = Instant::now();
         let ended = shell("sleep 20 & echo over", SILENCE);
         assert_eq!(ended.lines, ["over"]);
-        assert!(ended.is_good && begun.elapsed() < Duration::from_secs(15));
+        assert!(ended.status.success() && begun.elapsed() < Duration::from_secs(15));
     }
 }

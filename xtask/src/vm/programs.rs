@@ -170,10 +170,13 @@ mod tests {
 
     #[test]
     fn the_first_word_says_what_runs() {
-        let line = Line::parse("A=1 track/soak soft --nocapture").unwrap();
-        let program = Program::Test { package: "track".to_owned(), target: "soak".to_owned() };
-        let expected =
-            Line { settings: vec!["A=1".to_owned()], program, arguments: "soft --nocapture".to_owned() };
+        let line = Line::parse("A=1 track/all soak::soft --nocapture").unwrap();
+        let program = Program::Test { package: "track".to_owned(), target: "all".to_owned() };
+        let expected = Line {
+            settings: vec!["A=1".to_owned()],
+            program,
+            arguments: "soak::soft --nocapture".to_owned(),
+        };
         assert_eq!(line, expected);
         assert_eq!(Line::parse("PATH=/bin undying doctor").unwrap().settings, ["PATH=/bin"]);
         assert_eq!(Line::parse("undying doctor").unwrap().program, Program::Undying);
