@@ -225,6 +225,9 @@ fn an_old_checkpoint_is_restored_if_the_program_has_changed_no_file_since() {
     let begun = || std::fs::read(lab.path("begun")).map_or(0, |begun| begun.len());
     until("the begin", || (begun() > 0).then_some(()));
     guarded.await_checkpoints(3);
+    // The first checkpoints can take longer than the bound.
+    let too_old = || events(&lab, "files-too-old").len();
+    let before = too_old();
     std::fs::write(lab.path("go"), "").unwrap();
     // This message is appended to the file that is the standard error of the program, too.
     until("a message", || guarded.said().contains("no checkpoint: ").then_some(()));
@@ -234,7 +237,7 @@ fn an_old_checkpoint_is_restored_if_the_program_has_changed_no_file_since() {
     std::fs::remove_file(lab.path("go")).unwrap();
     guarded.kill();
     assert_eq!((followed(&lab), begun()), ("restored".to_owned(), 1), "{}", guarded.said());
-    assert_eq!(events(&lab, "files-too-old").len(), 0, "{}", guarded.said());
+    assert_eq!(too_old(), before, "{}", guarded.said());
     assert_eq!(guarded.end(), 0);
 }
 
