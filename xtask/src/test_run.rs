@@ -214,7 +214,8 @@ fn follow(child: &mut Child, output: PipeReader, silence: Duration) -> std::io::
             }
         }
     });
-    let (mut lines, mut heard, mut is_hung) = (Vec::new(), Instant::now(), false);
+    let (mut lines, mut heard) = (Vec::new(), Instant::now());
+    let (mut has_ended, mut is_hung) = (false, false);
     loop {
         match received.recv_timeout(LOOK.min(silence)) {
             Ok(line) => {
@@ -222,12 +223,14 @@ fn follow(child: &mut Child, output: PipeReader, silence: Duration) -> std::io::
                 heard = Instant::now();
             }
             Err(RecvTimeoutError::Disconnected) => return Ok((lines, is_hung)),
-            Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_some() => return Ok((lines, is_hung)),
-            Err(RecvTimeoutError::Timeout) if heard.elapsed() >= silence => {
-                child.kill()?;
-                is_hung = true;
+            Err(RecvTimeoutError::Timeout) if has_ended => return Ok((lines, is_hung)),
+            Err(RecvTimeoutError::Timeout) => {
+                has_ended = child.try_wait()?.is_some();
+                if !has_ended && heard.elapsed() >= silence {
+                    child.kill()?;
+                    is_hung = true;
+                }
             }
-            Err(RecvTimeoutError::Timeout) => {}
         }
     }
 }
@@ -255,6 +258,12 @@ mod tests {
         let ended = shell("echo begun; exec sleep 60", Duration::from_millis(200));
         assert_eq!(ended.lines, ["begun"]);
         assert!(ended.is_hung && !ended.status.success());
+    }
+
+    #[test]
+    fn lines_that_arrive_soon_after_the_end_are_collected() {
+        let ended = shell("(sleep 1.3; echo late) & sleep 0.7", SILENCE);
+        assert_eq!(ended.lines, ["late"]);
     }
 
     #[test]
