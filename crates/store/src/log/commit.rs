@@ -72,7 +72,7 @@ impl WriterThread {
     /// checkpoint.
     fn thin(&mut self, commit: &Commit, written: ByteCount) {
         let mut shared = locked(&self.shared.state);
-        let (held, newest) = (shared.held.clone(), shared.newest_once.take());
+        let (held, newest) = (shared.kept.held.clone(), shared.kept.newest_once.take());
         drop(shared);
         self.retention.thin(commit, &held, newest);
         self.fit_size(&held, self.expected(written));

@@ -102,10 +102,7 @@ pub(super) struct Shared {
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Checkpoints that are kept regardless of the retention policy.
-    pub(super) held: Vec<Sequence>,
-    /// The number of the newest checkpoints that the next commit keeps, beside `held`. `None` without a request.
-    pub(super) newest_once: Option<usize>,
+    pub(super) kept: KeptByOrder,
     pub(super) queue: VecDeque<Order>,
     drops: usize,
     /// The number of queued `Order::Finish` orders. While this number is not 0, the writer delays the sync, so that
@@ -122,9 +119,17 @@ pub(super) struct State {
     pub(super) status: LogStatus,
     /// `None` without a maximum size.
     pub(super) room: Option<Room>,
-    /// Whether a checkpoint was completed after the last call of `LogWriter::hold`. The list of held checkpoints is then
-    /// out of date.
-    is_hold_old: bool,
+}
+
+/// Checkpoints that the owner of the log wants to keep.
+#[derive(Debug, Default)]
+pub(super) struct KeptByOrder {
+    /// Checkpoints that are kept regardless of the retention policy.
+    pub(super) held: Vec<Sequence>,
+    /// The number of the newest checkpoints that the next commit keeps, beside `held`. `None` without a request.
+    pub(super) newest_once: Option<usize>,
+    /// Whether a checkpoint was completed after the last call of `LogWriter::hold`. `held` is then out of date.
+    is_old: bool,
 }
 
 /// Sizes of the log in bytes.
@@ -194,8 +199,8 @@ impl Shared {
     /// Sets the held checkpoints. Returns whether checkpoints that are no longer held should be dropped now.
     pub(super) fn hold(&self, sequences: &[Sequence]) -> bool {
         let mut state = locked(&self.state);
-        sequences.clone_into(&mut state.held);
-        state.is_hold_old = false;
+        sequences.clone_into(&mut state.kept.held);
+        state.kept.is_old = false;
         self.changed.notify_all();
         let is_large = state.room.is_some_and(|room| state.status.disk.get() > room.fits_below);
         is_large && state.status.kept.iter().any(|kept| !sequences.contains(kept))
@@ -234,7 +239,7 @@ impl Shared {
         if state.in_flight == 0 {
             state.urgent = None;
         }
-        state.is_hold_old = !state.held.is_empty();
+        state.kept.is_old = !state.kept.held.is_empty();
         self.changed.notify_all();
         if state.completions.len() == COMPLETIONS_MAX {
             state.completions.pop_front();
@@ -331,7 +336,7 @@ impl Shared {
 impl State {
     fn has_room(&self) -> bool {
         let is_near = self.room.is_some_and(|room| self.status.disk.get() > room.begins_below);
-        !is_near || self.in_flight == 0 && !self.is_hold_old
+        !is_near || self.in_flight == 0 && !self.kept.is_old
     }
 
     fn check(&self) -> Result<()> {

@@ -72,7 +72,7 @@ impl WriterThread {
         if !self.pending.is_empty() {
             self.settle()?;
         }
-        let held = locked(&self.shared.state).held.clone();
+        let held = locked(&self.shared.state).kept.held.clone();
         let Some((commit, _)) = self.retention.newest.clone() else { return Ok(()) };
         let Some(newest) = self.retention.kept.pop_if(|kept| kept.sequence() == commit.sequence) else {
             return Ok(());

@@ -147,7 +147,7 @@ impl LogWriter {
     /// Makes the next commit keep only the `count` newest checkpoints, including its own, and the checkpoints of
     /// [`Self::hold`]. Later commits follow the retention policy again.
     pub fn keep_newest_once(&self, count: usize) {
-        locked(&self.shared.state).newest_once = Some(count.max(1));
+        locked(&self.shared.state).kept.newest_once = Some(count.max(1));
     }
 
     /// Returns the number of epochs that are committed by the caller but not yet durable.

@@ -1,14 +1,11 @@
 //! Attaches to a tree that changes all the time, stops it often, and checks that it continues unchanged. The subject
 //! itself checks that each signal arrives once, and that its children stop, continue, execute programs and end.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use common::Subject;
+use crate::common;
+use crate::common::Subject;
 use model::{Address, ByteCount, Pid, Signal, Tid};
 use sys::ptrace::{Options, WaitStatus};
 use undying_tracee::{Attached, Clients, Continue, ProcessMemory, Report, StopKind, procfs, tree};
