@@ -8,7 +8,7 @@
 //! Invariants: the running time at a checkpoint is not above the running time at a later checkpoint.
 //! Does not: read a clock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use model::Sequence;
@@ -25,15 +25,18 @@ pub(super) struct RunTime {
     seen: Instant,
     /// The running time at each checkpoint. The beginning of the program counts as a checkpoint.
     taken: BTreeMap<Sequence, Duration>,
-    /// The running time at the last output that peers have received, and that no usable checkpoint contained.
-    output_sent: Option<Duration>,
+    /// The checkpoints after which peers have received output that no usable checkpoint contained. A restore of a later
+    /// checkpoint takes nothing back from the peers.
+    sent_after: BTreeSet<Sequence>,
+    /// The running time at the last such output. The report of a checkpoint can come later than its pause.
+    sent: Option<Duration>,
 }
 
 impl RunTime {
     /// Returns the running time of a program that begins now.
     pub(super) fn begin(now: Instant) -> Self {
         let taken = BTreeMap::from([(BEGINNING, Duration::ZERO)]);
-        Self { done: Duration::ZERO, since: now, seen: now, taken, output_sent: None }
+        Self { done: Duration::ZERO, since: now, seen: now, taken, sent_after: BTreeSet::new(), sent: None }
     }
 
     /// Returns the running time of a program that already runs. Its beginning is unknown.
@@ -63,7 +66,11 @@ impl RunTime {
 
     /// Records that a checkpoint was taken now.
     pub(super) fn taken(&mut self, sequence: Sequence, now: Instant) {
-        self.taken.insert(sequence, self.at(now));
+        let taken = self.at(now);
+        self.taken.insert(sequence, taken);
+        if self.sent.is_some_and(|sent| taken < sent) {
+            self.sent_after.insert(sequence);
+        }
     }
 
     /// Records that the program continues from a checkpoint. The running time of an unknown checkpoint is that of the
@@ -72,18 +79,20 @@ impl RunTime {
         self.done = self.taken.get(&sequence).copied().unwrap_or_else(|| self.at(self.seen));
         (self.since, self.seen) = (now, now);
         self.taken.retain(|known, _| *known <= sequence);
-        self.output_sent = self.output_sent.filter(|sent| *sent <= self.done);
+        self.sent_after.retain(|known| *known < sequence);
+        self.sent = None;
     }
 
     /// Records that peers have received output that no usable checkpoint contains.
     pub(super) fn output_sent(&mut self, now: Instant) {
-        self.output_sent = Some(self.at(now));
+        let sent = self.at(now);
+        self.sent = Some(sent);
+        self.sent_after.extend(self.taken.iter().filter(|(_, taken)| **taken < sent).map(|(known, _)| *known));
     }
 
     /// Reports whether such output was sent after a checkpoint.
     pub(super) fn has_sent_since(&self, sequence: Sequence) -> bool {
-        let taken = self.taken.get(&sequence);
-        taken.is_some_and(|taken| self.output_sent.is_some_and(|sent| *taken < sent))
+        self.sent_after.contains(&sequence)
     }
 
     /// Returns the work of the program between a checkpoint and the time `at`. `None` if the time of the checkpoint is
@@ -95,6 +104,7 @@ impl RunTime {
     /// Removes the checkpoints that are older than `oldest`.
     pub(super) fn forget_below(&mut self, oldest: Sequence) {
         self.taken.retain(|sequence, _| *sequence == BEGINNING || *sequence >= oldest);
+        self.sent_after.retain(|sequence| *sequence == BEGINNING || *sequence >= oldest);
     }
 }
 
@@ -103,6 +113,24 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn output_after_a_checkpoint_counts_for_all_older_checkpoints_also_after_a_restore() {
+        let start = Instant::now();
+        let at = |seconds: u32| start + SECOND * seconds;
+        let mut time = RunTime::begin(start);
+        for sequence in 1..=3 {
+            time.taken(Sequence(sequence), at(10 * sequence as u32));
+            time.output_sent(at(10 * sequence as u32 + 5));
+        }
+        let sent = |time: &RunTime| [1, 2, 3].map(|sequence| time.has_sent_since(Sequence(sequence)));
+        assert_eq!(sent(&time), [true; 3]);
+        // The files were unchanged since checkpoint 2. Peers keep what they have received after checkpoint 1.
+        time.restored(Sequence(2), at(100));
+        assert_eq!(sent(&time), [true, false, false]);
+        time.taken(Sequence(3), at(110));
+        assert_eq!(sent(&time), [true, false, false]);
+    }
 
     #[test]
     fn only_time_in_which_the_program_runs_counts() {

@@ -53,7 +53,7 @@ pub(super) struct Judge {
     /// The sequence number 0 means the beginning of the program.
     taken: BTreeMap<Sequence, Instant>,
     /// The time at which output was sent that no usable checkpoint contained; shifted like `taken`.
-    sent: Option<Instant>,
+    sent: BTreeSet<Sequence>,
     /// The time of the last event of a living subject.
     seen: Instant,
     /// Whether the subject has exited again with the code of the previous incarnation.
@@ -137,7 +137,7 @@ impl Judge {
             used: None,
             restarts: (0, VecDeque::new()),
             taken: BTreeMap::from([(BEGINNING, base)]),
-            sent: None,
+            sent: BTreeSet::new(),
             seen: base,
             has_ended_again: false,
             stop: Stop::None,
@@ -237,7 +237,9 @@ impl Judge {
                 Duration::ZERO
             }
             (Event::OutputSent, _) if self.state.is_alive() => {
-                self.sent = Some(if self.is_stopped() { self.seen } else { now });
+                let sent = if self.is_stopped() { self.seen } else { now };
+                let before = self.taken.iter().filter(|(_, taken)| **taken < sent);
+                self.sent.extend(before.map(|(sequence, _)| *sequence));
                 Duration::ZERO
             }
             (Event::Continued | Event::HeldResumed, _) if self.state.is_alive() => now - self.seen,
@@ -246,15 +248,15 @@ impl Judge {
                 self.taken.get(&sequence).map_or(Duration::ZERO, |taken| now - *taken)
             }
             (Event::Started, Some(Work::Start)) => {
-                (self.taken, self.sent) = (BTreeMap::from([(BEGINNING, now)]), None);
+                (self.taken, self.sent) = (BTreeMap::from([(BEGINNING, now)]), BTreeSet::new());
                 Duration::ZERO
             }
             _ => Duration::ZERO,
         };
-        self.taken.values_mut().chain(&mut self.sent).for_each(|time| *time += shift);
-        if matches!(event, Event::Restored) {
-            // The restored program has not sent this output yet.
-            self.sent = self.sent.filter(|sent| *sent <= now);
+        self.taken.values_mut().for_each(|time| *time += shift);
+        if let (Event::Restored, Some(Work::Restore(sequence))) = (event, self.work) {
+            // Peers keep what they have received after older checkpoints.
+            self.sent.retain(|known| *known < sequence);
         }
         if self.state.is_alive() && !self.is_stopped() || *event == Event::HeldResumed {
             self.seen = now;
@@ -272,7 +274,7 @@ impl Judge {
         if let Some(taken) = self.taken.get(&sequence).filter(|_| is_bound) {
             let age = self.death.at.saturating_duration_since(*taken);
             self.assert(age <= self.plan.files_back_max, "files are set back too far");
-            let is_behind = self.sent.is_some_and(|sent| *taken < sent);
+            let is_behind = self.sent.contains(&sequence);
             self.assert(!is_behind, "files are set back past output that was sent");
             let is_told = self.death.told.contains(&sequence);
             self.assert(!is_told, "files are set back past durable data that a peer may rely on");
