@@ -25,6 +25,7 @@ mod tokens;
 mod tree;
 mod unsafe_code;
 mod victims;
+mod walks;
 mod workplace;
 
 use std::fmt;
@@ -60,6 +61,7 @@ const RULES: &[&dyn Rule] = &[
     &circles::Circles,
     &clocks::Clocks,
     &structs::Structs,
+    &walks::Walks,
 ];
 
 /// The rule number for a file that cannot be parsed.

@@ -87,7 +87,8 @@ impl RunTime {
     pub(super) fn output_sent(&mut self, now: Instant) {
         let sent = self.at(now);
         self.sent = Some(sent);
-        self.sent_after.extend(self.taken.iter().filter(|(_, taken)| **taken < sent).map(|(known, _)| *known));
+        self.sent_after
+            .extend(self.taken.iter().filter(|(_, taken)| **taken < sent).map(|(known, _)| *known));
     }
 
     /// Reports whether such output was sent after a checkpoint.

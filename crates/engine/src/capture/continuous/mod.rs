@@ -289,6 +289,8 @@ impl Continuous {
             drop(urgent);
         }
         self.before = Some(before);
+        // The pages of this scan are copied nowhere, so a following checkpoint must be a full one.
+        self.last = None;
         Ok(found)
     }
 
