@@ -216,8 +216,12 @@ impl Component {
         is_coming && !self.held_for(target).any(|held| held.is_reachable(is_ending))
     }
 
-    /// Reports whether callers of the target would queue at a held socket that no incarnation has claimed.
+    /// Reports whether callers of the target would queue at a held socket that no incarnation has claimed. A restored
+    /// incarnation has its listening sockets open from its first instruction on, although no scan has found them yet.
     pub(crate) fn is_unserved(&self, target: &Target) -> bool {
+        if let Phase::Running { is_restored: true } | Phase::Ready { is_restored: true } = self.phase {
+            return false;
+        }
         let mut held = self.held_for(target).peekable();
         held.peek().is_some() && held.all(|held| held.claim == Claim::Open)
     }

@@ -196,6 +196,32 @@ while True:
 }
 
 #[test]
+fn a_restored_program_connects_to_itself_before_the_first_scan() {
+    let (Some(channels), port) = (usual(), testkit::free_port()) else { return };
+    let text = format!(
+        "
+import signal, socket
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+listener = socket.socket()
+listener.bind(('127.0.0.1', {port}))
+listener.listen(8)
+signal.sigwait([signal.SIGUSR1])
+print(socket.socket().connect_ex(('127.0.0.1', {port})))
+"
+    );
+    let Some(mut command) = python(&text) else { return };
+    command.stdout(Stdio::piped());
+    let mut server = Program::start(&channels, SERVER, &mut command);
+    await_taken(&channels, 1);
+    // What a restore reports. The program has its listener from its first instruction on.
+    channels.died(SERVER);
+    channels.begin(SERVER, true);
+    rustix::process::kill_process(rustix::process::Pid::from_child(&server.0), rustix::process::Signal::USR1)
+        .unwrap();
+    assert_eq!(server.output(), "0\n");
+}
+
+#[test]
 fn a_listener_at_any_port_is_not_held() {
     let Some(channels) = usual() else { return };
     let text = "
