@@ -96,10 +96,17 @@ impl SubjectReport {
         let root = component.together.as_ref().and_then(|member| member.root);
         let state = if root.is_some() { self.state } else { SubjectState::Ended };
         Self {
+            // Everything else is reported once, for the group.
             facts: SubjectFacts {
                 name: component.name.clone(),
                 policy: component.policy.clone(),
-                ..self.facts
+                incarnation: self.facts.incarnation,
+                checkpoints: self.facts.checkpoints,
+                requested_hz: self.facts.requested_hz,
+                achieved_hz: self.facts.achieved_hz,
+                pause_us: self.facts.pause_us,
+                last_death: self.facts.last_death,
+                ..SubjectFacts::default()
             },
             pid: root.map_or(0, |root| root.pid),
             state,

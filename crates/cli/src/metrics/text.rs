@@ -126,6 +126,34 @@ impl Metrics {
     }
 
     fn add(&self, subject: &SubjectReport) {
+        let labels = || labels(subject);
+        let with = |name, value: &str| {
+            let mut labels = labels();
+            labels.push((name, value.to_owned()));
+            labels
+        };
+        let set = |family: &Gauges, labels: &Labels, value: f64| {
+            family.get_or_create(labels).set(value);
+        };
+        let state =
+            subject.component.as_ref().map_or_else(|| subject.state.to_string(), |one| one.state.clone());
+        set(&self.state, &with("state", &state), 1.0);
+        // The checkpoints of a member of a group are those of the group, which has a row of its own.
+        if subject.component.as_ref().is_none_or(|component| component.together.is_none()) {
+            self.add_checkpoints(subject);
+        }
+        for channel in &subject.channels {
+            let mut labels = with("address", &channel.local);
+            labels.push(("level", channel.level.clone()));
+            set(&self.channels.level, &labels, 1.0);
+        }
+        if let Some(component) = &subject.component {
+            set(&self.channels.callers, &labels(), component.callers as f64);
+            set(&self.channels.complaints, &labels(), f64::from(component.complaints));
+        }
+    }
+
+    fn add_checkpoints(&self, subject: &SubjectReport) {
         let facts = &subject.facts;
         let labels = || labels(subject);
         let with = |name, value: &str| {
@@ -139,9 +167,6 @@ impl Metrics {
         let count = |family: &Counters, labels: &Labels, value: u64| {
             family.get_or_create(labels).inc_by(value);
         };
-        let state =
-            subject.component.as_ref().map_or_else(|| subject.state.to_string(), |one| one.state.clone());
-        set(&self.state, &with("state", &state), 1.0);
         set(&self.incarnation, &labels(), facts.incarnation as f64);
         count(&self.restarts, &labels(), facts.restarts);
         count(&self.checkpoints, &labels(), facts.checkpoints);
@@ -170,15 +195,6 @@ impl Metrics {
         set(&self.connections.idle, &labels(), facts.connections.idle as f64);
         set(&self.connections.held, &labels(), facts.connections.held as f64);
         count(&self.connections.late_releases, &labels(), facts.connections.late_releases);
-        for channel in &subject.channels {
-            let mut labels = with("address", &channel.local);
-            labels.push(("level", channel.level.clone()));
-            set(&self.channels.level, &labels, 1.0);
-        }
-        if let Some(component) = &subject.component {
-            set(&self.channels.callers, &labels(), component.callers as f64);
-            set(&self.channels.complaints, &labels(), f64::from(component.complaints));
-        }
     }
 }
 
