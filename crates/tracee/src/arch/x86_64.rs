@@ -24,52 +24,12 @@ pub const SIGNAL_RESTORERS: &[&[u8]] =
 /// Bytes of the longest signal restorer.
 pub const LONGEST_RESTORER: usize = 9;
 
-/// A register that passes no argument of a system call and that system calls preserve.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[expect(missing_docs, reason = "the names are those of the registers")]
-pub enum Preserved {
-    Rbx,
-    Rbp,
-    R12,
-    R13,
-    R14,
-    R15,
-}
-
-/// A store gadget: an instruction sequence that stores the result register (rax) to the address in another
-/// register, and returns.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Store {
-    /// The register with the address.
-    pub base: Preserved,
-    /// Number of words that the gadget pops off the stack before it returns.
-    pub words: usize,
-    /// Index, from 0, of the popped word that becomes the next value of `base`.
-    pub base_word: Option<usize>,
-}
-
-impl Store {
-    /// Reports whether a ROP chain can use the gadget: it pops the next value of `base`, and `base` is not
-    /// rbp.
-    #[must_use]
-    pub fn serves_pops(&self) -> bool {
-        self.base_word.is_some() && self.base != Preserved::Rbp
-    }
-}
-
-/// The code of `mov %rax, (base)` and the code of `pop base`, for each [`Preserved`] register.
-const PRESERVED: &[(&[u8], &[u8], Preserved)] = &[
-    (FIRST_STORE, &[0x5b], Preserved::Rbx),
-    (&[0x48, 0x89, 0x45, 0x00], &[0x5d], Preserved::Rbp),
-    (&[0x49, 0x89, 0x04, 0x24], &[0x41, 0x5c], Preserved::R12),
-    (&[0x49, 0x89, 0x45, 0x00], &[0x41, 0x5d], Preserved::R13),
-    (&[0x49, 0x89, 0x06], &[0x41, 0x5e], Preserved::R14),
-    (&[0x49, 0x89, 0x07], &[0x41, 0x5f], Preserved::R15),
-];
-/// `mov %rax, (%rbx)`. Compilers use rbx before the other preserved registers.
-pub const FIRST_STORE: &[u8] = &[0x48, 0x89, 0x03];
-/// `add $number, %rsp`, without the byte of the number.
-const ADD_TO_STACK: &[u8] = &[0x48, 0x83, 0xc4];
+/// `mov %rax, (%rdi); ret`, which stores the result of a call.
+pub const STORE_AT_FIRST_ARGUMENT: &[u8] = &[0x48, 0x89, 0x07, 0xc3];
+/// `mov %rax, (%rsi); ret`.
+pub const STORE_AT_SECOND_ARGUMENT: &[u8] = &[0x48, 0x89, 0x06, 0xc3];
+/// `mov %rax, (%rdx); ret`.
+pub const STORE_AT_THIRD_ARGUMENT: &[u8] = &[0x48, 0x89, 0x02, 0xc3];
 /// `pop %rdi; ret`, which is also the end of `pop %r15; ret`.
 pub const POP_FIRST_ARGUMENT: &[u8] = &[0x5f, 0xc3];
 /// `pop %rsi; ret`, which is also the end of `pop %r14; ret`.
@@ -80,73 +40,6 @@ pub const POP_NUMBER: &[u8] = &[0x58, 0xc3];
 pub const POP_THIRD_ARGUMENT: &[u8] = &[0x5a, 0xc3];
 /// `pop %rdx; pop %rbx; ret`.
 pub const POP_THIRD_ARGUMENT_AND_RBX: &[u8] = &[0x5a, 0x5b, 0xc3];
-/// Maximum number of words that a store gadget may pop.
-pub const STORE_WORDS_MAX: usize = 8;
-/// Bytes of the longest store gadget: `mov`, `add`, six `pop`, `ret`.
-pub const LONGEST_STORE: usize = 4 + 4 + 10 + 1;
-
-/// Returns the store gadget at the start of a piece of code.
-#[must_use]
-pub fn store(code: &[u8]) -> Option<Store> {
-    let (pattern, _, base) = PRESERVED.iter().find(|(pattern, ..)| code.starts_with(pattern))?;
-    let mut rest = &code[pattern.len()..];
-    let mut words = 0;
-    if let Some(added) = rest.strip_prefix(ADD_TO_STACK) {
-        let (number, behind) = added.split_first()?;
-        if number % 8 != 0 {
-            return None;
-        }
-        words += usize::from(*number) / 8;
-        rest = behind;
-    }
-    let mut base_word = None;
-    while let Some((_, pop, register)) = PRESERVED.iter().find(|(_, pop, _)| rest.starts_with(pop)) {
-        if register == base {
-            base_word = Some(words);
-        }
-        words += 1;
-        rest = &rest[pop.len()..];
-    }
-    let store = Store { base: *base, words, base_word };
-    (words <= STORE_WORDS_MAX && rest.starts_with(RETURN)).then_some(store)
-}
-
-/// Returns the store gadget at the end of a piece of code, and the offset of the gadget.
-#[must_use]
-pub fn store_at_end(code: &[u8]) -> Option<(usize, Store)> {
-    let mut start = code.strip_suffix(RETURN)?;
-    loop {
-        start = match start {
-            [rest @ .., 0x41, 0x5c..=0x5f] | [rest @ .., 0x5b | 0x5d] => rest,
-            _ => break,
-        };
-    }
-    if let [rest @ .., 0x48, 0x83, 0xc4, _] = start {
-        start = rest;
-    }
-    if !matches!(start, [.., 0x89, _] | [.., 0x89, _, _]) {
-        return None;
-    }
-    let (pattern, ..) = PRESERVED.iter().find(|(pattern, ..)| start.ends_with(pattern))?;
-    let at = start.len() - pattern.len();
-    store(&code[at..]).map(|store| (at, store))
-}
-
-/// Returns a copy of the registers in which one preserved register has another value.
-#[must_use]
-pub fn with_preserved(registers: &Registers, which: Preserved, value: Address) -> Registers {
-    let mut changed = *registers;
-    *match which {
-        Preserved::Rbx => &mut changed.rbx,
-        Preserved::Rbp => &mut changed.rbp,
-        Preserved::R12 => &mut changed.r12,
-        Preserved::R13 => &mut changed.r13,
-        Preserved::R14 => &mut changed.r14,
-        Preserved::R15 => &mut changed.r15,
-    } = value.get();
-    changed
-}
-
 /// Bytes below the stack pointer that a function may use without moving the stack pointer.
 pub const RED_ZONE: ByteCount = ByteCount(128);
 
@@ -238,7 +131,7 @@ pub fn restarted_by_kernel(registers: &Registers) -> Option<Registers> {
 /// Reports whether the kernel has a *restart block*: state for resuming the call that a stop has interrupted.
 /// The kernel discards this state when the thread makes rt_sigreturn(2), or a call that uses a restart block.
 #[must_use]
-pub fn resumed_by_kernel(registers: &Registers) -> bool {
+fn resumed_by_kernel(registers: &Registers) -> bool {
     registers.orig_rax as i64 >= 0 && registers.rax as i64 == ERESTART_RESTARTBLOCK
 }
 
@@ -477,17 +370,6 @@ fn signal_frame_state(extended_state: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stores_are_read_with_what_they_take_off_the_stack() {
-        let store_of = |code: &[u8]| store(code).map(|store| (store.base, store.words, store.base_word));
-        assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x5b, 0xc3]), Some((Preserved::Rbx, 1, Some(0))));
-        let long = [0x49, 0x89, 0x04, 0x24, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0x5d, 0x41, 0x5c, 0x41, 0x5d, 0xc3];
-        assert_eq!(store_of(&long), Some((Preserved::R12, 5, Some(3))));
-        assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x90, 0xc3]), None);
-        assert_eq!(store_of(&[0x48, 0x89, 0x03, 0x48, 0x83, 0xc4, 0x7c, 0xc3]), None);
-        assert_eq!(store_of(&[0x48, 0x89, 0x03]), None);
-    }
 
     #[test]
     fn a_frame_holds_tile_data_of_a_thread_that_uses_it_only() {

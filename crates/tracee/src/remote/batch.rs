@@ -14,7 +14,7 @@ use sys::{Errno, Error};
 use super::chain::{self, Chain, Query, Slots};
 use super::error::RemoteError;
 use super::session::{Intercepted, Position, RemoteSession, STOP};
-use crate::arch::{self, RestoreFrame};
+use crate::arch::RestoreFrame;
 use crate::procfs::SignalSets;
 use crate::steps;
 
@@ -52,7 +52,7 @@ impl RemoteSession<'_> {
     /// `finish_batch` returns.
     pub fn begin_batch(&mut self, queries: &[Query], signals: SignalSets) -> Result<Batch, RemoteError> {
         let mut order: Vec<usize> = (0..queries.len()).collect();
-        // All calls of a chain of words have the same fourth argument.
+        // All calls of a chain have the same fourth argument.
         order.sort_by_key(|index| queries[*index].arguments[3]);
         let groups = order.chunk_by(|one, next| queries[*one].arguments[3] == queries[*next].arguments[3]);
         let mut parts: Vec<_> = groups
@@ -105,7 +105,7 @@ impl RemoteSession<'_> {
         let signal = chain::ending_signal(signals, self.mask)
             .filter(|_| queries.len() <= self.layout.capacity.links())?;
         let plan = chain::Plan {
-            thread: (self.thread.pid(), self.thread.tid()),
+            thread: self.thread.tid(),
             original: &self.original,
             gadgets: &self.gadgets,
             start: self.layout.chain,
@@ -113,10 +113,7 @@ impl RemoteSession<'_> {
             signal,
             slots,
         };
-        // Every link of a chain of frames runs rt_sigreturn(2). With this call, the kernel discards the state
-        // that it needs to resume the call that the stop interrupted.
-        let may_forget = !arch::resumed_by_kernel(&self.original);
-        plan.build_of_words(queries).or_else(|| plan.build_of_frames(queries).filter(|_| may_forget))
+        plan.build(queries)
     }
 
     pub(super) fn start_chain(&mut self, chain: &Chain) -> Result<(), RemoteError> {
@@ -132,7 +129,7 @@ impl RemoteSession<'_> {
         );
         self.layout.memory.write(self.layout.chain, &chain.bytes)?;
         steps::reach("chain written");
-        self.set_mask(chain.mask)?;
+        self.set_mask(!chain::bit(chain.signal))?;
         ptrace::set_registers(tid, &chain.first)?;
         self.position = Position::Moved;
         steps::reach("pointed at the chain");

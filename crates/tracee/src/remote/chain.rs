@@ -8,14 +8,11 @@
 //! remaining calls and restores itself.
 //! Does not: decide when a chain may run; the session does.
 //!
-//! There are two kinds of chain:
-//!
-//! - A chain of words is a [ROP chain](https://en.wikipedia.org/wiki/Return-oriented_programming). Load
-//!   gadgets, which pop registers and return, load the arguments and the number of the call. The call returns
-//!   into a store gadget, which stores the result register and returns to the next link.
-//! - A chain of frames serves programs without load gadgets. The store gadget returns into the signal
-//!   restorer. Then rt_sigreturn(2) loads the registers of the next call from a signal frame. rt_sigreturn(2)
-//!   also makes the kernel discard the state for resuming an interrupted sleep.
+//! A chain is a [ROP chain](https://en.wikipedia.org/wiki/Return-oriented_programming). Load gadgets, which pop
+//! registers and return, load the arguments and the number of the call. The call returns into a load gadget, which
+//! loads the address of the result. This gadget returns to a store gadget, which stores the result register and
+//! returns to the next link. No rt_sigreturn(2) runs between the calls: it would make the kernel discard the state
+//! for resuming an interrupted sleep.
 //!
 //! The last link sends the *ending signal* to the thread itself. A traced thread stops at each signal, so the
 //! tracer detects the end of the chain. The program has no handler for the ending signal, and the default
@@ -24,23 +21,26 @@
 //! unblocks it while the chain runs. If another process sends the signal in this time, the session sends the
 //! signal again afterwards.
 
-use model::{Address, ByteCount, Pid, Signal, Tid};
+use model::{Address, ByteCount, Signal, Tid};
 use sys::Error;
 use sys::ptrace::Registers;
 
-use super::gadgets::Gadgets;
-use crate::arch::numbers::{TGKILL, TKILL};
-use crate::arch::{self, Preserved, RestoreFrame};
+use super::gadgets::{Gadgets, STORE_WORDS_MAX};
+use crate::arch::numbers::TKILL;
+use crate::arch::{self, RestoreFrame};
 use crate::memory::ProcessMemory;
 use crate::procfs::SignalSets;
 
 /// Maximum number of calls in one chain. More calls need several chains.
 pub(super) const LINKS_MAX: usize = 24;
-/// Maximum bytes of one link: the address of the store gadget, the words that it pops, and a frame.
-const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64) + arch::FRAME_BYTES;
+/// Maximum words that make one call: three load gadgets with their values, the second word that a load gadget for
+/// the third argument may pop, the load gadget and the number of the call, and `syscall; ret`.
+const CALL_WORDS_MAX: usize = 10;
+/// Maximum bytes of one link.
+const LINK_BYTES: u64 = 8 * (CALL_WORDS_MAX + STORE_WORDS_MAX) as u64;
 /// Bytes of a result.
 const SLOT_BYTES: u64 = 8;
-/// Returns the bytes of a chain of `calls` calls, of either kind.
+/// Returns the maximum bytes of a chain of `calls` calls.
 pub(super) const fn bytes_of(calls: usize) -> ByteCount {
     // The call that sends the ending signal needs a link, too.
     ByteCount((calls as u64 + 1) * (LINK_BYTES + SLOT_BYTES))
@@ -73,9 +73,6 @@ pub(super) struct Chain {
     pub(super) signal: Signal,
     /// Location of the results.
     pub(super) slots: Slots,
-    /// Signals that are blocked when the chain starts. In a chain of frames, the last frame unblocks the
-    /// ending signal.
-    pub(super) mask: u64,
 }
 
 /// Locations of the results of a chain.
@@ -89,8 +86,8 @@ pub(super) struct Slots {
 
 /// The inputs for building a chain.
 pub(super) struct Plan<'a> {
-    /// Pid and tid of the thread.
-    pub(super) thread: (Pid, Tid),
+    /// Tid of the thread.
+    pub(super) thread: Tid,
     /// Registers of the thread before the session. The registers for each call are derived from them.
     pub(super) original: &'a Registers,
     /// Addresses of the gadgets in the program.
@@ -115,33 +112,27 @@ pub(super) fn ending_signal(sets: SignalSets, mask: u64) -> Option<Signal> {
 }
 
 impl Plan<'_> {
-    /// Builds a chain of words, or returns `None` if the program lacks the gadgets. All calls must have the
-    /// same fourth argument, and zero as fifth and sixth argument.
-    pub(super) fn build_of_words(&self, queries: &[Query]) -> Option<Chain> {
+    /// Builds a chain, or returns `None` if the program lacks the gadgets. All calls must have the same fourth
+    /// argument, and zero as fifth and sixth argument.
+    pub(super) fn build(&self, queries: &[Query]) -> Option<Chain> {
         debug_assert!(queries.len() <= LINKS_MAX, "a chain fits its room");
-        let (store_at, store) = self.gadgets.store.filter(|(_, store)| store.serves_pops())?;
-        let pivot = self.gadgets.pivot?;
+        let (store, pivot) = (self.gadgets.store?, self.gadgets.pivot?);
         let fourth = queries.first()?.arguments[3];
-        let (slots, mut words) = self.slots(queries.len());
-        let slot = |index: usize| slots.at(index);
+        let (slots, mut words) = match self.slots {
+            Some(slots) => (slots, Vec::new()),
+            None => (Slots { first: self.start, stride: ByteCount(SLOT_BYTES) }, vec![UNSET; queries.len()]),
+        };
         let links = words.len();
         for (index, query) in queries.iter().enumerate() {
             if query.arguments[3..] != [fourth, 0, 0] {
                 return None;
             }
-            let rbx = if store.base == Preserved::Rbx { slot(index) } else { Address(0) };
-            self.push_call(&mut words, query, rbx)?;
-            words.push(store_at.get());
-            words.extend((0..store.words).map(|word| match store.base_word == Some(word) {
-                true => slot(index + 1).get(),
-                // The gadget may pop one of these words into rbp. The restore path needs the value of rbp, so
-                // each of these words contains this value.
-                false => self.restore_frame.frame_pointer().get(),
-            }));
+            self.push_call(&mut words, query)?;
+            words.extend(store.words(slots.at(index)));
         }
-        let (tid, signal) = (self.thread.1.get() as u64, self.signal.get() as u64);
+        let (tid, signal) = (self.thread.get() as u64, self.signal.get() as u64);
         let end = Query { number: TKILL, arguments: [tid, signal, 0, 0, 0, 0] };
-        self.push_call(&mut words, &end, Address(0))?;
+        self.push_call(&mut words, &end)?;
         words.push(pivot.get());
         let nothing = arch::with_syscall(self.original, Address(0), 0, [0, 0, 0, fourth, 0, 0]);
         let first = Registers {
@@ -151,27 +142,16 @@ impl Plan<'_> {
             ..nothing
         };
         let bytes = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let first = arch::with_preserved(&first, store.base, slot(0));
-        Some(Chain { bytes, first, signal: self.signal, slots, mask: !bit(self.signal) })
+        Some(Chain { bytes, first, signal: self.signal, slots })
     }
 
-    /// Returns the locations of `count` results, and the words that the chain reserves for the results at its
-    /// start.
-    fn slots(&self, count: usize) -> (Slots, Vec<u64>) {
-        match self.slots {
-            Some(slots) => (slots, Vec::new()),
-            None => (Slots { first: self.start, stride: ByteCount(SLOT_BYTES) }, vec![UNSET; count]),
-        }
-    }
-
-    /// Appends the words that make one call. `rbx` is the value that the register rbx must have after the
-    /// call.
-    fn push_call(&self, words: &mut Vec<u64>, query: &Query, rbx: Address) -> Option<()> {
+    /// Appends the words that make one call.
+    fn push_call(&self, words: &mut Vec<u64>, query: &Query) -> Option<()> {
         let loads = self.gadgets.loads?;
         let [first, second, third, ..] = query.arguments;
         match loads.third {
             Some((at, false)) => words.extend([at.get(), third]),
-            Some((at, true)) => words.extend([at.get(), third, rbx.get()]),
+            Some((at, true)) => words.extend([at.get(), third, 0]),
             // The third argument register is already zero at the start of the chain.
             None if third == 0 => {}
             None => return None,
@@ -180,48 +160,12 @@ impl Plan<'_> {
         words.extend([loads.number.get(), query.number as u64, self.gadgets.syscall_return.get()]);
         Some(())
     }
-
-    /// Builds a chain of frames, or returns `None` if the program has no store gadget.
-    pub(super) fn build_of_frames(&self, queries: &[Query]) -> Option<Chain> {
-        debug_assert!(queries.len() <= LINKS_MAX, "a chain fits its room");
-        let (store_at, store) = self.gadgets.store?;
-        let link_bytes = ByteCount(8 * (1 + store.words as u64) + arch::FRAME_BYTES);
-        let (slots, unset) = self.slots(queries.len());
-        let links = self.start + ByteCount(8 * unset.len() as u64);
-        let link_at = |index: usize| links + ByteCount(index as u64 * link_bytes.get());
-        let registers_of = |index: usize| match queries.get(index) {
-            Some(query) => {
-                let call = self.at_gadget(query.number, query.arguments, link_at(index));
-                arch::with_preserved(&call, store.base, slots.at(index))
-            }
-            None => {
-                let (pid, tid) = self.thread;
-                let arguments = [pid.get() as u64, tid.get() as u64, self.signal.get() as u64, 0, 0, 0];
-                self.at_gadget(TGKILL, arguments, self.restore_frame.start)
-            }
-        };
-        let mut bytes: Vec<u8> = Vec::with_capacity(bytes_of(queries.len()).get() as usize);
-        bytes.extend(unset.iter().flat_map(|word| word.to_ne_bytes()));
-        for index in 1..=queries.len() {
-            bytes.extend(store_at.get().to_ne_bytes());
-            bytes.resize(bytes.len() + 8 * store.words, 0);
-            let mask = if index == queries.len() { !bit(self.signal) } else { u64::MAX };
-            let restorer = self.gadgets.restorer;
-            bytes.extend(arch::frame(&registers_of(index), mask, self.restore_frame.state, restorer));
-        }
-        Some(Chain { bytes, first: registers_of(0), signal: self.signal, slots, mask: u64::MAX })
-    }
-
-    fn at_gadget(&self, number: i64, arguments: [u64; 6], stack: Address) -> Registers {
-        let call = arch::with_syscall(self.original, self.gadgets.syscall_return, number, arguments);
-        Registers { rsp: stack.get(), ..call }
-    }
 }
 
 /// Reports whether a thread that is stopped at a signal has sent this signal to itself, as the last link of a
 /// chain does.
 pub(super) fn has_sent_ending_signal(registers: &Registers) -> bool {
-    [TKILL, TGKILL].contains(&(registers.orig_rax as i64))
+    registers.orig_rax as i64 == TKILL
 }
 
 pub(super) fn bit(signal: Signal) -> u64 {

@@ -15,7 +15,7 @@ use model::{Address, ByteCount};
 use sys::Error;
 
 use super::error::RemoteError;
-use crate::arch::{self, Store};
+use crate::arch;
 use crate::memory::ProcessMemory;
 use crate::procfs::{Backing, Mapping};
 
@@ -25,7 +25,9 @@ const SEARCH_BYTES: u64 = 32 * 1024;
 /// Maximum bytes of code that are searched for optional gadgets. A C library has less code.
 const SEARCH_MAX: u64 = 8 << 20;
 /// Bytes of the longest pattern. Successive reads overlap by this length.
-const SEARCH_OVERLAP: u64 = arch::LONGEST_STORE as u64;
+const SEARCH_OVERLAP: u64 = arch::LONGEST_RESTORER as u64;
+/// Maximum number of words that [`Store::words`] returns.
+pub(super) const STORE_WORDS_MAX: usize = 4;
 
 /// The byte of the instruction `ret`.
 const RETURN: u8 = arch::RETURN[0];
@@ -40,12 +42,32 @@ pub struct Gadgets {
     /// `leave; ret`, which switches to another stack without using the old stack. If the subject lacks this
     /// gadget, a signal at the moment when this program dies can be handled on the wrong stack.
     pub pivot: Option<Address>,
-    /// A store gadget, which stores the result register. If the subject has no store gadget, calls are made
-    /// one by one, each with two stops.
-    pub store: Option<(Address, Store)>,
-    /// Load gadgets, which load the arguments of a call. If the subject lacks them, signal frames load the
-    /// arguments.
+    /// The gadgets that store the result of a call. If the subject lacks these or the load gadgets, calls are
+    /// made one by one, each with two stops.
+    pub store: Option<Store>,
+    /// Load gadgets, which load the arguments of a call.
     pub loads: Option<Loads>,
+}
+
+/// A store gadget, which stores the result register to the address in an argument register, and the load gadget
+/// of the argument register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Store {
+    load: Load,
+    at: Address,
+}
+
+/// A load gadget. If the flag is true, the gadget pops rbx, too.
+type Load = (Address, bool);
+
+impl Store {
+    /// Returns the words to which a call returns, so that its result is stored at `slot`. The store gadget returns
+    /// to the address in the word above these words.
+    pub(super) fn words(&self, slot: Address) -> impl Iterator<Item = u64> + use<> {
+        let (load, pops_rbx) = self.load;
+        let rbx = pops_rbx.then_some(0);
+        [load.get(), slot.get()].into_iter().chain(rbx).chain([self.at.get()])
+    }
 }
 
 /// Load gadgets, which pop registers off the stack and return.
@@ -56,7 +78,7 @@ pub struct Loads {
     /// Loads the second argument.
     pub second: Address,
     /// Loads the third argument. If the flag is true, the gadget pops rbx, too.
-    pub third: Option<(Address, bool)>,
+    pub third: Option<Load>,
     /// Loads the system call number.
     pub number: Address,
 }
@@ -66,18 +88,14 @@ struct Found {
     syscall_return: Option<Address>,
     restorer: Option<Address>,
     pivot: Option<Address>,
-    store: Option<(Address, Store)>,
+    /// Store gadgets for the address in the first, the second and the third argument register.
+    stores: [Option<Address>; 3],
     first: Option<Address>,
     second: Option<Address>,
     number: Option<Address>,
     third: Option<Address>,
     third_and_rbx: Option<Address>,
     searched: u64,
-    /// A part of the code was searched only for `FIRST_STORE`, the start of the most common store gadget.
-    /// When all other gadgets are found, the search continues with `FIRST_STORE` only, which is faster. Most
-    /// of a C library is searched in this way.
-    passed_over: bool,
-    is_thorough: bool,
 }
 
 impl Gadgets {
@@ -91,15 +109,11 @@ impl Gadgets {
                 found.search(memory, mappings, is_wanted)?;
             }
         }
-        if found.passed_over && !found.has_best_store() {
-            (found.is_thorough, found.searched) = (true, 0);
-            found.search(memory, mappings, is_steady)?;
-        }
-        let loads = found.loads();
+        let (store, loads) = (found.store(), found.loads());
         match found {
-            Found {
-                syscall_return: Some(syscall_return), restorer: Some(restorer), pivot, store, ..
-            } => Ok(Self { syscall_return, restorer, pivot, store, loads }),
+            Found { syscall_return: Some(syscall_return), restorer: Some(restorer), pivot, .. } => {
+                Ok(Self { syscall_return, restorer, pivot, store, loads })
+            }
             _ => Err(RemoteError::NoGadget(memory.pid())),
         }
     }
@@ -108,17 +122,17 @@ impl Gadgets {
     /// ascending order.
     #[must_use]
     pub fn are_kept(&self, before: &[Mapping], now: &[Mapping]) -> bool {
-        let loads = self.loads.map(|loads| [Some(loads.first), Some(loads.second), Some(loads.number)]);
+        let loads = self.loads.into_iter().flat_map(|loads| [loads.first, loads.second, loads.number]);
         let third = self.loads.and_then(|loads| loads.third).map(|(at, _)| at);
-        let store = self.store.map(|(at, _)| at);
-        let needed = [Some(self.syscall_return), Some(self.restorer), self.pivot, store, third];
-        let all = needed.into_iter().chain(loads.into_iter().flatten()).flatten();
+        let store = self.store.into_iter().flat_map(|store| [store.load.0, store.at]);
+        let needed = [self.syscall_return, self.restorer].into_iter();
+        let mut all = needed.chain(self.pivot).chain(third).chain(loads).chain(store);
         let around = |mappings: &[Mapping], at: Address| {
             let index = mappings.partition_point(|mapping| mapping.range.end <= at);
             let mapping = mappings.get(index).filter(|mapping| mapping.range.start <= at)?;
             Some((mapping.range, mapping.protection, mapping.offset, mapping.backing.clone()))
         };
-        all.into_iter().all(|at| {
+        all.all(|at| {
             let found = around(before, at);
             found.is_some() && found == around(now, at)
         })
@@ -150,17 +164,8 @@ impl Found {
 
     /// Searches a piece of code, and reports whether the search is complete.
     fn search_piece(&mut self, start: Address, code: &[u8]) -> bool {
-        if self.has_all_but_store() && !self.is_thorough {
-            self.passed_over = true;
-            let found = memmem::find_iter(code, arch::FIRST_STORE)
-                .find_map(|at| arch::store(&code[at..]).filter(Store::serves_pops).map(|store| (at, store)));
-            if let Some((at, store)) = found {
-                self.store = Some((start + ByteCount(at as u64), store));
-            }
-        } else {
-            for end in memchr::memchr_iter(RETURN, code) {
-                self.match_patterns_at_end(start, &code[..=end]);
-            }
+        for end in memchr::memchr_iter(RETURN, code) {
+            self.match_patterns_at_end(start, &code[..=end]);
         }
         if self.restorer.is_none() {
             let found = arch::SIGNAL_RESTORERS.iter().find_map(|pattern| memmem::find(code, pattern));
@@ -169,8 +174,7 @@ impl Found {
         self.searched += code.len() as u64;
         // The search is complete if all gadgets are found. The search also ends if remote calls are possible,
         // and `SEARCH_MAX` bytes were searched.
-        let is_all = self.has_all_but_store() && self.has_best_store();
-        is_all || self.can_call() && self.searched > SEARCH_MAX
+        self.is_complete() || self.can_call() && self.searched > SEARCH_MAX
     }
 
     /// Compares the end of `code` with all patterns that end with `ret`. The signal restorer does not end
@@ -184,41 +188,37 @@ impl Found {
             [.., 0x58, RETURN] => (arch::POP_NUMBER, &mut self.number),
             [.., 0xc9, RETURN] => (arch::LEAVE_RETURN, &mut self.pivot),
             [.., 0x05, RETURN] => (arch::SYSCALL_RETURN, &mut self.syscall_return),
-            _ => return self.check_store(start, code),
+            [.., 0x07, RETURN] => (arch::STORE_AT_FIRST_ARGUMENT, &mut self.stores[0]),
+            [.., 0x06, RETURN] => (arch::STORE_AT_SECOND_ARGUMENT, &mut self.stores[1]),
+            [.., 0x02, RETURN] => (arch::STORE_AT_THIRD_ARGUMENT, &mut self.stores[2]),
+            _ => return,
         };
         if slot.is_none() && code.ends_with(pattern) {
             *slot = Some(start + ByteCount((code.len() - pattern.len()) as u64));
         }
-        self.check_store(start, code);
-    }
-
-    /// Checks whether the code ends with a store gadget.
-    fn check_store(&mut self, start: Address, code: &[u8]) {
-        if self.has_best_store() {
-            return;
-        }
-        if let Some((at, store)) = arch::store_at_end(code)
-            && (self.store.is_none() || store.serves_pops())
-        {
-            self.store = Some((start + ByteCount(at as u64), store));
-        }
-    }
-
-    fn has_best_store(&self) -> bool {
-        self.store.is_some_and(|(_, store)| store.serves_pops())
     }
 
     fn loads(&self) -> Option<Loads> {
-        let alone = self.third.map(|at| (at, false));
-        let third = alone.or(self.third_and_rbx.map(|at| (at, true)));
-        Some(Loads { first: self.first?, second: self.second?, third, number: self.number? })
+        Some(Loads { first: self.first?, second: self.second?, third: self.third(), number: self.number? })
     }
 
-    fn has_all_but_store(&self) -> bool {
+    fn third(&self) -> Option<Load> {
+        let alone = self.third.map(|at| (at, false));
+        alone.or(self.third_and_rbx.map(|at| (at, true)))
+    }
+
+    fn store(&self) -> Option<Store> {
+        let alone = |at| (at, false);
+        let loads = [self.first.map(alone), self.second.map(alone), self.third()];
+        loads.into_iter().zip(self.stores).find_map(|(load, at)| Some(Store { load: load?, at: at? }))
+    }
+
+    fn is_complete(&self) -> bool {
         self.syscall_return.is_some()
             && self.restorer.is_some()
             && self.pivot.is_some()
             && self.loads().is_some_and(|loads| loads.third.is_some())
+            && self.store().is_some()
     }
 
     fn can_call(&self) -> bool {
@@ -258,7 +258,9 @@ mod tests {
             arch::LEAVE_RETURN,
             arch::SYSCALL_RETURN,
             arch::SIGNAL_RESTORERS[1],
-            &[0x48, 0x89, 0x03, 0x5b, 0xc3],
+            arch::STORE_AT_FIRST_ARGUMENT,
+            arch::STORE_AT_SECOND_ARGUMENT,
+            arch::STORE_AT_THIRD_ARGUMENT,
         ];
         let mut code = vec![0x90_u8; 16 * patterns.len()];
         for (index, pattern) in patterns.iter().enumerate() {
@@ -269,39 +271,23 @@ mod tests {
         let pops = [found.first, found.second, found.third, found.third_and_rbx, found.number];
         assert_eq!(pops, [at(0), at(1), at(2), at(3), at(4)]);
         assert_eq!([found.pivot, found.syscall_return, found.restorer], [at(5), at(6), at(7)]);
-        assert_eq!(found.store.map(|(address, _)| address), at(8));
-        assert!(found.has_all_but_store() && found.has_best_store());
+        assert_eq!(found.stores, [at(8), at(9), at(10)]);
+        assert!(found.is_complete());
     }
 
     #[test]
-    fn a_store_of_another_register_is_found_when_the_first_is_nowhere() {
-        let mut code = vec![0x90_u8; 4096];
-        let mut put = |at: usize, bytes: &[u8]| code[at..at + bytes.len()].copy_from_slice(bytes);
-        for (index, pattern) in [
-            arch::POP_FIRST_ARGUMENT,
-            arch::POP_SECOND_ARGUMENT,
-            arch::POP_THIRD_ARGUMENT,
-            arch::POP_NUMBER,
-            arch::LEAVE_RETURN,
-            arch::SYSCALL_RETURN,
-            arch::SIGNAL_RESTORERS[0],
-        ]
-        .iter()
-        .enumerate()
-        {
-            put(16 * index, pattern);
-        }
-        // mov %rax, (%r12); add $8, %rsp; pop %rbx; pop %r12; ret
-        put(2048, &[0x49, 0x89, 0x04, 0x24, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0x41, 0x5c, 0xc3]);
-        let mut found = Found::default();
-        found.search_piece(Address(0), &code[..1024]);
-        assert!(!found.passed_over);
-        found.search_piece(Address(1024), &code[1024..]);
-        assert!(found.passed_over && found.store.is_none());
-        found.is_thorough = true;
-        assert!(found.search_piece(Address(0), &code));
-        let (at, store) = found.store.unwrap();
-        assert_eq!((at, store.words, store.base_word), (Address(2048), 3, Some(2)));
+    fn a_store_gadget_is_used_with_the_load_gadget_of_its_register() {
+        let at = |address| Some(Address(address));
+        let mut found =
+            Found { first: at(1), second: at(2), stores: [None, None, at(30)], ..Found::default() };
+        assert_eq!(found.store(), None);
+        found.third_and_rbx = at(3);
+        let words = |found: &Found| found.store().unwrap().words(Address(7)).collect::<Vec<_>>();
+        assert_eq!(words(&found), [3, 7, 0, 30]);
+        found.third = at(4);
+        assert_eq!(words(&found), [4, 7, 30]);
+        found.stores[1] = at(20);
+        assert_eq!(words(&found), [2, 7, 20]);
     }
 
     /// A just-in-time compiler constantly writes to mappings with generated code. In a Java program under

@@ -25,6 +25,7 @@ use sys::ptrace::Registers;
 
 use super::chain;
 use super::error::RemoteError;
+use super::gadgets::STORE_WORDS_MAX;
 use super::known::{KnownThread, RemoteContext};
 use crate::arch::{self, RestoreFrame};
 use crate::interruption;
@@ -36,9 +37,9 @@ pub const DATA_BYTES: u64 = 4096;
 
 /// Maximum number of descriptors that a session has open at a time.
 const OPENED_MAX: usize = 4;
-/// Maximum bytes of the words for a store gadget: its address, and the words that it pops.
-const LINK_BYTES: u64 = 8 * (1 + arch::STORE_WORDS_MAX as u64);
-/// Bytes of one deferred close: the words for the store gadget, then a signal frame.
+/// Maximum bytes of the words that store the result of a call.
+const LINK_BYTES: u64 = 8 * STORE_WORDS_MAX as u64;
+/// Bytes of one deferred close: the words that store the fd, then a signal frame.
 pub(super) const DEFERRED_CLOSE_BYTES: u64 = LINK_BYTES + arch::FRAME_BYTES;
 
 /// Number of bytes above the stack pointer that are searched for a signal frame. The search assumes that a

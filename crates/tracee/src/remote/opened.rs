@@ -52,9 +52,8 @@ impl RemoteSession<'_> {
     /// Makes one call that opens a descriptor.
     pub fn open_one(&mut self, query: &Query) -> Result<Result<u64, Errno>, RemoteError> {
         self.write_deferred_close(self.opened + 1)?;
-        let frame = self.layout.restore_path(self.opened + 1).start;
-        let link = self.gadgets.store.map(|(_, store)| frame - link_bytes(store));
-        let result = self.call_from(link.unwrap_or(frame), query);
+        let stack = self.deferred_close(self.opened + 1);
+        let result = self.make(query.number, &self.registers_for(query.number, query.arguments, stack));
         self.opened += 1;
         match result {
             Ok(fd) => {
@@ -119,35 +118,23 @@ impl RemoteSession<'_> {
     /// close yet.
     fn write_deferred_close(&self, count: usize) -> Result<(), RemoteError> {
         debug_assert!(count <= self.layout.capacity.opened, "what is opened fits its room");
-        let (frame, next) =
-            (self.layout.restore_path(count).start, self.layout.restore_path(count - 1).start);
+        let next = self.layout.restore_path(count - 1).start;
         let call = self.registers_for(CLOSE, [chain::UNSET, 0, 0, 0, 0, 0], next);
         let mut bytes = Vec::with_capacity(DEFERRED_CLOSE_BYTES as usize);
-        if let Some((at, store)) = self.gadgets.store {
-            bytes.extend(at.get().to_ne_bytes());
-            bytes.resize(link_bytes(store).get() as usize, 0);
+        if let Some(store) = self.gadgets.store {
+            bytes.extend(store.words(self.layout.fd_address(count)).flat_map(u64::to_ne_bytes));
         }
-        let start = frame - ByteCount(bytes.len() as u64);
+        let start = self.layout.restore_path(count).start - ByteCount(bytes.len() as u64);
         bytes.extend(arch::frame(&call, u64::MAX, self.layout.restore_frame.state, self.gadgets.restorer));
         self.layout.memory.write(start, &bytes)?;
         steps::reach("closing laid");
         Ok(())
     }
 
-    /// Makes a call that returns to the address in the word at `stack`. If this address is the store gadget,
-    /// the gadget writes the result into the newest deferred close.
-    fn call_from(&mut self, stack: Address, query: &Query) -> Result<u64, RemoteError> {
-        let call = self.registers_for(query.number, query.arguments, stack);
-        let call = match self.gadgets.store {
-            Some((_, store)) => {
-                arch::with_preserved(&call, store.base, self.layout.fd_address(self.opened + 1))
-            }
-            None => call,
-        };
-        self.make(query.number, &call)
+    /// Returns the address of the word to which a call returns, so that its result is stored in the `count`th
+    /// deferred close.
+    fn deferred_close(&self, count: usize) -> Address {
+        let words = self.gadgets.store.map_or(0, |store| store.words(Address(0)).count());
+        self.layout.restore_path(count).start - ByteCount(8 * words as u64)
     }
-}
-
-fn link_bytes(store: arch::Store) -> ByteCount {
-    ByteCount(8 * (1 + store.words as u64))
 }

@@ -11,17 +11,18 @@ use sys::ptrace::{self, Registers, Stop};
 use sys::{Errno, Error, process_memory};
 
 use super::chain;
+use super::gadgets::STORE_WORDS_MAX;
 use super::layout::SessionCapacity;
 use super::session::{CALL_LIMIT, STOP};
 use crate::arch;
 use crate::thread::{Stopped, Thread};
 use crate::tracer::await_stop;
 
-/// Maximum number of stops of one thread. Each frame of a chain has four stops, and a chain has at most 64
-/// frames.
+/// Maximum number of stops of one thread. Each call of a chain has two stops, each frame has four, and a restore path
+/// has fewer than 64 calls and frames.
 const STOPS_MAX: usize = 4 * 64;
 
-/// Maximum distance in bytes from the restore frame down to a thread in a chain of words.
+/// Maximum distance in bytes from the restore frame down to a thread in a chain.
 const WORDS_BELOW_MAX: u64 = SessionCapacity::MAX.bytes_below_restore_frame().get();
 
 /// SIGKILL and SIGSTOP, which cannot be blocked.
@@ -98,15 +99,14 @@ fn is_on_restore_path(thread: &Thread<Stopped>, registers: &Registers) -> bool {
         return rbp_leads_to_frame();
     }
     let Ok(mask) = ptrace::signal_mask(thread.tid()) else { return false };
-    // Inside a chain of words, three conditions hold. The frame pointer is always the one of the restore
+    // Inside a chain, three conditions hold. The frame pointer is always the one of the restore
     // path. The words are below it. At most the ending signals are unblocked.
     if blocks_nearly_all(mask) && rbp.wrapping_sub(rsp) <= WORDS_BELOW_MAX && rbp_leads_to_frame() {
         return true;
     }
-    // Inside a chain of frames, the next frame is a few words above the stack pointer and leads to another
-    // call.
+    // Before a deferred close, the frame of its call is a few words above the stack pointer.
     mask | NEVER_BLOCKED == u64::MAX
-        && (0..=arch::STORE_WORDS_MAX as u64 + 1).any(|words| {
+        && (0..=STORE_WORDS_MAX as u64).any(|words| {
             let start = rsp.wrapping_add(8 * words);
             let next = restorer_of_frame(thread, start)
                 .and_then(|_| word_at(thread, start + arch::FRAME_INSTRUCTION));

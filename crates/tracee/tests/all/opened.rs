@@ -10,19 +10,16 @@ const GETPID: i64 = 39;
 const EVENTFD: i64 = 290;
 const EFD_CLOEXEC: u64 = 0o2_000_000;
 
-/// The ways to make calls: in a chain of words, in a chain of frames, or one by one.
-const WAYS: [&str; 3] = ["words", "frames", "one by one"];
+/// The ways to make calls.
+const WAYS: [&str; 2] = ["in a chain", "one by one"];
 const PLACES: usize = 3;
 
 /// Makes calls in one thread, in one of the ways.
 fn call(pid: Pid, way: usize, place: usize) {
     let memory = ProcessMemory::open(pid).unwrap();
     let mappings = procfs::mappings(pid).unwrap();
-    let mut gadgets = Gadgets::find(&memory, &mappings).unwrap();
+    let gadgets = Gadgets::find(&memory, &mappings).unwrap();
     assert!(gadgets.store.is_some() && gadgets.loads.is_some(), "{gadgets:?}");
-    if WAYS[way] == "frames" {
-        gadgets.loads = None;
-    }
     let caught = if WAYS[way] == "one by one" { u64::MAX } else { 0 };
     let signals = SignalSets { caught, ..SignalSets::default() };
     let mut tree = StoppedTree::stop(pid).unwrap();
