@@ -224,6 +224,7 @@ fn of_undo(error: &UndoError) -> ExitCode {
         | UndoError::Fixed { .. }
         | UndoError::Leased { .. }
         | UndoError::Lost { .. }
+        | UndoError::Replaced { .. }
         | UndoError::HalfBack { .. }
         | UndoError::PowerCut { .. }
         | UndoError::Taken { .. }

@@ -153,6 +153,13 @@ impl Going {
         let inherited = recorded.iter().filter(|file| file.effect() == engine::Effect::Stays);
         let streams: Vec<(u64, u64)> = inherited.map(FileRecord::file).collect();
         let leave = streams::written_by_others(&streams);
+        back::check_opened(
+            &self.directory,
+            self.to,
+            conflicts,
+            &leave,
+            resource::files::of_program(&recorded),
+        )?;
         let outlook = back::preview(&self.directory, self.to, conflicts, &leave)?;
         let explained = explained(&recorded, &outlook);
         let paths = foreign(&outlook, &explained);

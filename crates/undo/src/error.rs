@@ -169,6 +169,22 @@ pub enum UndoError {
         paths: Vec<PathBuf>,
     },
 
+    /// Another program has removed files of the checkpoint, or has put other files at their paths. The rollback has
+    /// changed nothing.
+    ///
+    /// Row: undo-replaced
+    #[error(
+        "cannot roll files back to checkpoint {to}: another program has removed or replaced {}\nhelp: restore a \
+         later checkpoint, or restore with files as they are: --files keep",
+        listed(paths)
+    )]
+    Replaced {
+        /// The checkpoint of the rollback.
+        to: Sequence,
+        /// The paths of the files at the checkpoint.
+        paths: Vec<PathBuf>,
+    },
+
     /// An earlier rollback was interrupted. The requested operation is impossible until the earlier rollback is
     /// complete.
     ///

@@ -19,6 +19,8 @@ use sys::file_handle::{self, FileHandle};
 
 use crate::error::Result;
 
+/// The number of a tmpfs in statfs(2). The image of a checkpoint contains the files of a tmpfs.
+pub(crate) const TMPFS: u64 = 0x0102_1994;
 /// The maximum length of an extended attribute (XATTR_SIZE_MAX) and of a list of attribute names, in bytes.
 const EXTENDED_BYTES_MAX: usize = 64 << 10;
 

@@ -427,6 +427,54 @@ fn messages_of_undying_in_the_standard_error_of_the_program_are_no_conflict() {
     }
 }
 
+/// Runs a shell script in the directory of the lab.
+fn outside(lab: &Lab, script: &str) {
+    let status = Command::new("sh").args(["-ec", script]).current_dir(lab.path("")).status().unwrap();
+    assert!(status.success(), "{script}");
+}
+
+/// Another program puts the same bytes at the path of a file or directory, as another inode.
+#[test]
+fn a_file_that_was_replaced_or_removed_refuses_the_restore_by_name() {
+    for (script, named) in [
+        ("cp -a data/table copy; mv copy data/table", "data/table"),
+        ("cp -a data/log copy; mv copy data/log", "data/log"),
+        ("rm data/log", "data/log"),
+        ("cp -a data/table copy; mv data/table old; mv copy data/table", "data/table"),
+        ("cp -a data/table data/copy; ln data/copy copy; mv copy data/table", "data/table"),
+        ("cp -a data copy; rm -r data; mv copy data", "data"),
+        ("mv data old; cp -a old data", "data"),
+        ("mkdir other; mv store data programs other; cp -a other/* .; rm -r other", "data"),
+    ] {
+        let Some(lab) = lab() else { return };
+        let mut keeping = Keeping::with(&lab, false, |_| ());
+        keeping.end(Ending::Orderly);
+        outside(&lab, script);
+        for policy in [&[][..], &["--files", "rewind"]] {
+            let said = keeping.restore("job", policy);
+            let path = lab.path(named).display().to_string();
+            assert!(said.code == Some(3) && said.stderr.contains(&path), "{script}: {said:?}");
+        }
+    }
+}
+
+/// The copy is made while the program is stopped, so that the program changes neither file afterwards.
+#[test]
+fn a_file_that_was_replaced_while_the_program_ran_makes_it_start_from_its_beginning() {
+    let Some(lab) = lab() else { return };
+    let keeping = Keeping::with(&lab, false, |_| ());
+    let root = keeping.root().unwrap();
+    root.signal(Signal::STOP).unwrap();
+    outside(&lab, "cp -a data/table copy; mv copy data/table");
+    root.signal(Signal::KILL).unwrap();
+    let reason = until("the next incarnation", || {
+        let status = lab.json(&["status", "job"]).get(0).cloned()?;
+        Some(status["fresh"]["reason"].as_str()?.to_owned())
+    });
+    let table = lab.path("data/table").display().to_string();
+    assert!(reason.contains("removed or replaced") && reason.contains(&table), "{reason}");
+}
+
 #[test]
 fn a_damaged_undo_log_is_named() {
     let Some(lab) = lab() else { return };

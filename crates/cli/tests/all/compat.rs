@@ -68,6 +68,7 @@ const UNDO: &[Expected] = &[
     ("ls job", 0, "rollback"),
     ("files job", 0, "PATH"),
     ("status job", 0, "ended"),
+    ("restore job --late-timers --files rewind", 3, "removed or replaced"),
     ("restore job --late-timers --files refuse", 3, ANOTHER_FILE),
     ("restore job --late-timers --files keep", OTHER_FILE, ""),
     ("run --name job --every 50ms --restart never -- {}/program {} 1", RIGHT, ""),

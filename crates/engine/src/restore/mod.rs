@@ -222,6 +222,12 @@ impl PreparedRestore {
         Compared::compare(&self.plan, self.reader.commit().time, files, None).map(drop)
     }
 
+    /// Returns the regular files that the image has recorded. An image of an earlier version has none.
+    #[must_use]
+    pub fn recorded_files(&self) -> &[FileRecord] {
+        self.plan.files.as_deref().unwrap_or_default()
+    }
+
     /// Checks that the pids of the image are free, like a restore before its first change. The pids `reserved` are not
     /// checked.
     ///

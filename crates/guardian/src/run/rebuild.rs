@@ -316,6 +316,11 @@ impl Rebuild {
         let (leave, of_others) = self.streams.that_stay();
         if let Some(prepared) = prepared {
             self.compare_uncovered(watching, prepared, opened_later)?;
+            watching.watch.check_opened(
+                to,
+                &leave,
+                resource::files::of_program(prepared.recorded_files()),
+            )?;
         }
         let (went, covered) = watching.go_back(to, &leave)?;
         events.push(RunEvent::went_back(to, &went, of_others));

@@ -31,7 +31,7 @@ pub use compare::{ChangedFile, Moment, changed_beside, compare};
 pub use covered::Covered;
 pub use cut::{Cut, MoveAside};
 pub use directory::{Directories, DirectoryRecord};
-pub use record::{Effect, FileRecord};
+pub use record::{Effect, FileRecord, of_program};
 
 #[cfg(test)]
 mod tests;

@@ -76,6 +76,11 @@ pub struct FileRecord {
     pub(super) handle: Option<Handle>,
 }
 
+/// Returns path, device and inode number of each file that only the program writes.
+pub fn of_program(records: &[FileRecord]) -> impl Iterator<Item = (PathBuf, (u64, u64))> {
+    records.iter().filter(|record| !record.inherited).map(|record| (record.path(), record.file()))
+}
+
 /// The effect of a later change of a file on a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {

@@ -25,10 +25,10 @@ use sys::file_rights::{self, Access, OwnRights};
 use sys::{Error, file_handle};
 
 use super::aside;
-use super::files::{Entry, FileSystem, Status, Work};
+use super::files::{Entry, FileSystem, Passed, Status, Work};
 use super::update::update;
 use crate::error::{Result, UndoError};
-use crate::key::{self, Attributes, FileKey, Time};
+use crate::key::{self, Attributes, FileKey, TMPFS, Time};
 use crate::log::keep::{self, KeepPlace, KeepPlaces};
 use crate::rights::Rights;
 
@@ -205,6 +205,30 @@ impl FileSystem for DiskFiles {
             }
         }
         Ok(names)
+    }
+
+    fn way(&self, path: &Path, file: Option<(u64, u64)>) -> Result<Option<Vec<Passed>>> {
+        let passed = |stat: &rustix::fs::Stat| Passed {
+            file: (stat.st_dev, stat.st_ino),
+            changed: Time { s: stat.st_ctime, ns: stat.st_ctime_nsec as u32 },
+        };
+        if rustix::fs::lstat(path).is_ok_and(|stat| Some(passed(&stat).file) == file) {
+            return Ok(None);
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = rustix::fs::open("/", flags, Mode::empty());
+        let mut node = root.map_err(|errno| Error::path("open", "/", errno))?;
+        let mut way = vec![passed(&stat(&node)?)];
+        for name in path.iter().skip(1) {
+            node = match rustix::fs::openat(&node, name, flags, Mode::empty()) {
+                Ok(next) => next,
+                Err(Errno::NOENT | Errno::NOTDIR) => break,
+                Err(errno) => return Err(failed("open", name.as_bytes(), errno)),
+            };
+            way.push(passed(&stat(&node)?));
+        }
+        let system = rustix::fs::fstatfs(&node).map_err(|errno| Error::path("inspect", path, errno))?;
+        Ok((system.f_type as u64 != TMPFS).then_some(way))
     }
 
     fn rename(&self, from: &Node, name: &[u8], to: &Node, to_name: &[u8]) -> Result<()> {

@@ -43,6 +43,14 @@ pub(crate) struct Entry {
     pub(crate) may_be_directory: bool,
 }
 
+/// An inode that a path passes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Passed {
+    /// The device and inode number.
+    pub(crate) file: (u64, u64),
+    pub(crate) changed: Time,
+}
+
 /// The work directories of a rollback in a keep directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Work<Node> {
@@ -77,6 +85,9 @@ pub(crate) trait FileSystem {
     /// Returns the parent of a directory, and the name of the directory in the parent. Returns `None` for a root.
     fn place_of(&self, directory: &Self::Node) -> Result<Option<(Self::Node, Vec<u8>)>>;
     fn names(&self, directory: &Self::Node) -> Result<Vec<Entry>>;
+    /// Returns the inodes that a path passes, from the root directory to the last component that exists. Follows no
+    /// symbolic link. Returns `None` if the path leads to `file`, and if it leads to a tmpfs, whose files are in images.
+    fn way(&self, path: &Path, file: Option<(u64, u64)>) -> Result<Option<Vec<Passed>>>;
 
     /// Renames a file. Fails if the new name exists.
     fn rename(&self, from: &Self::Node, name: &[u8], to: &Self::Node, to_name: &[u8]) -> Result<()>;

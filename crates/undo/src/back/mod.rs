@@ -26,6 +26,8 @@ pub(crate) mod files;
 mod lease;
 mod permission;
 mod put_back;
+mod replaced;
+mod rollback;
 #[cfg(test)]
 mod simulated;
 mod steps;
@@ -42,23 +44,21 @@ use sys::clock::Clock;
 
 pub use self::aside::{MovedAside, list_aside};
 use self::disk::DiskFiles;
-use self::files::{FileSystem, Status};
+use self::files::FileSystem;
 pub use self::put_back::put_back;
+use self::replaced::RecordedNames;
+use self::rollback::{Rollback, position};
 use self::steps::{Attempt, Steps};
 use self::survey::Survey;
 use crate::error::{Result, UndoError};
 use crate::key::{FileKey, Time};
 use crate::log::frame;
-use crate::log::journal::{self, Begun, Journal};
+use crate::log::journal::{self, Journal};
 pub use crate::log::journal::{Conflicts, Durability};
-use crate::log::reader::{self, Depth, End, ReadEpoch, ReadLog};
-use crate::log::record::{self, Alias, AnyRecord, Broken, Header, Idle};
+use crate::log::reader::{self, Depth, End};
+use crate::log::record::{self, AnyRecord, Broken};
 use crate::log::storage::{DiskStorage, Storage};
-use crate::log::target::{self, Target};
-use crate::log::{epoch_name, remove_leftovers};
-
-/// The temporary name of the file of the next epoch, until the file is complete.
-const NEXT_NAME: &str = "next";
+use crate::log::{epoch_name, target};
 
 /// The result of a rollback.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -151,7 +151,7 @@ pub fn preview(
     let mut conflicting = Vec::new();
     if !rollback.is_forced(conflicts) {
         conflicting = rollback.conflicts(&files, &survey)?;
-        conflicting.extend(rollback.changed_beside(&files, leave)?);
+        conflicting.extend(rollback.changed_beside(&files, to, leave)?);
     }
     if rollback.begun.is_none() {
         files.tidy(number)?;
@@ -159,6 +159,40 @@ pub fn preview(
     let recorded = rollback.target.inodes.iter().map(|inode| (inode.key.device, inode.key.inode)).collect();
     let shared = rollback.log.shared();
     Ok(Outlook { recorded, uncovered: rollback.target.uncovered, conflicts: conflicting, shared })
+}
+
+/// Checks that after a rollback to `to`, the program finds the files that it had `opened` for writing at this
+/// checkpoint. `opened` contains paths with device and inode number. The other arguments are those of
+/// [`go_back`].
+///
+/// # Errors
+///
+/// `Replaced` with the paths that another program leads to other files.
+pub fn check_opened(
+    directory: &Path,
+    to: Sequence,
+    conflicts: Conflicts,
+    leave: &[(u64, u64)],
+    opened: impl Iterator<Item = (PathBuf, (u64, u64))>,
+) -> Result<()> {
+    let files = DiskFiles::new(directory)?;
+    let mut other = Vec::new();
+    for (path, file) in opened.filter(|(_, file)| !leave.contains(file)) {
+        if files.way(&path, Some(file))?.is_some() {
+            other.push((path, file));
+        }
+    }
+    if other.is_empty() {
+        return Ok(());
+    }
+    let Rollback { log, begun, target, .. } = Rollback::find(&DiskStorage::open(directory)?, to, conflicts)?;
+    let (names, mut aliases) = (RecordedNames::of(&files, &target)?, target::aliases(&log.epochs));
+    begun.iter().for_each(|begun| begun.add_to(&mut aliases));
+    let mut paths = Vec::new();
+    for (path, file) in other {
+        paths.extend(names.opened_elsewhere(&files, path, aliases.resolve_number(file))?);
+    }
+    if paths.is_empty() { Ok(()) } else { Err(UndoError::Replaced { to, paths }) }
 }
 
 /// What a log states about the time after its last record.
@@ -320,171 +354,9 @@ fn survey_of<Files: FileSystem>(
     if !lost.is_empty() {
         return Err(UndoError::Lost { to, paths: lost });
     }
+    let paths = survey.replaced(files, &rollback.target)?;
+    if !paths.is_empty() {
+        return Err(UndoError::Replaced { to, paths });
+    }
     Ok((rollback, number, survey))
-}
-
-/// The log, and the target of a rollback to one checkpoint.
-struct Rollback {
-    log: ReadLog,
-    boot: String,
-    begun: Option<Begun>,
-    target: Target,
-    /// The index of the epoch that begins at the checkpoint.
-    first: usize,
-}
-
-impl Rollback {
-    fn find(storage: &dyn Storage, to: Sequence, conflicts: Conflicts) -> Result<Self> {
-        let log = reader::read(storage, Depth::DownTo(to))?;
-        let boot = storage.boot()?;
-        let begun = journal::read(storage, &log)?;
-        let mut trusted = &boot;
-        let mut aliases = target::aliases(&log.epochs);
-        if let Some(begun) = &begun {
-            if position(&log, to) > position(&log, begun.to) {
-                let why = format!("and the undo log no longer contains the records for checkpoint {to}");
-                return Err(UndoError::HalfBack { to: begun.to, why });
-            }
-            let is_forced = conflicts == Conflicts::Force;
-            if begun.last_boot != boot && !begun.is_durable && !is_forced {
-                return Err(UndoError::PowerCut { to: begun.to, paths: touched_paths(&log, begun) });
-            }
-            trusted = &begun.boot;
-            begun.add_to(&mut aliases);
-        }
-        let (sequences, why) = log.reachable(trusted);
-        let first = position(&log, to).filter(|_| sequences.contains(&to));
-        let unreachable = |why: String| UndoError::Unreachable { to, why };
-        let Some(first) = first else {
-            return Err(unreachable(
-                why.unwrap_or_else(|| "no epoch of the undo log begins at this checkpoint".to_owned()),
-            ));
-        };
-        let mut target = target::merge(&log.epochs[first..], &aliases)
-            .map_err(|malformed| unreachable(malformed.to_string()))?;
-        target.kept_before = target::kept_by(&log.epochs[..first], &aliases);
-        for (_, made) in begun.iter().flat_map(|begun| &begun.made) {
-            if let Some(index) = target.indices.get(made) {
-                target.inodes[*index].is_made = true;
-            }
-        }
-        Ok(Self { log, boot, begun, target, first })
-    }
-
-    /// Returns the inodes that all attempts may have changed, with their paths.
-    fn places(&self, touching: &[FileKey]) -> Vec<(FileKey, PathBuf)> {
-        let earlier = self.begun.iter().flat_map(|begun| &begun.touched);
-        let all: HashSet<&FileKey> = touching.iter().chain(earlier).collect();
-        let path = |key: &FileKey| Some(self.target.inodes[*self.target.indices.get(key)?].path.clone());
-        all.into_iter().filter_map(|key| Some((key.clone(), path(key)?))).collect()
-    }
-
-    fn is_forced(&self, conflicts: Conflicts) -> bool {
-        conflicts == Conflicts::Force || self.begun.as_ref().is_some_and(|begun| begun.is_forced)
-    }
-
-    /// Reports whether the present state of an inode can be the work of an earlier attempt.
-    fn explains(&self, now: &Status) -> bool {
-        self.begun.as_ref().is_some_and(|begun| begun.explains(&now.key, &now.attributes))
-    }
-
-    fn conflicts<Files: FileSystem>(&self, files: &Files, survey: &Survey) -> Result<Vec<PathBuf>> {
-        match self.log.end() {
-            End::At(ended) => survey.conflicts(files, &self.target, ended, |now| self.explains(now)),
-            End::Idle | End::Unknown => Ok(Vec::new()),
-        }
-    }
-
-    /// Returns files that another program has changed since the end of the subject, among the files that the subject has
-    /// changed only before the checkpoint. The log knows these files from its older epochs.
-    fn changed_beside<Files: FileSystem>(&self, files: &Files, leave: &[(u64, u64)]) -> Result<Vec<PathBuf>> {
-        let (End::At(ended), None) = (self.log.end(), &self.begun) else { return Ok(Vec::new()) };
-        let aliases = target::aliases(&self.log.epochs);
-        let mut seen = HashSet::new();
-        let mut paths = Vec::new();
-        for entry in self.log.epochs[..self.first].iter().flat_map(|epoch| &epoch.records) {
-            let AnyRecord::Inode(inode) = &entry.record else { continue };
-            let key = aliases.resolve(inode.key.clone().into());
-            let is_other =
-                !self.target.indices.contains_key(&key) && !leave.contains(&(key.device, key.inode));
-            let path = record::path_of(&inode.path);
-            if is_other
-                && seen.insert(key.clone())
-                && let Some(node) = files.find(&key, path)?
-                && let now = files.status(&node)?
-                && !now.is_directory()
-                && now.changed > ended
-            {
-                paths.push(path.to_path_buf());
-            }
-        }
-        Ok(paths)
-    }
-
-    /// Returns the files that the subject could not roll back itself.
-    fn denied<Files: FileSystem>(&self, files: &Files, survey: &Survey) -> Result<Vec<PathBuf>> {
-        permission::denied(files, &self.target, survey, |now| self.explains(now))
-    }
-
-    /// Begins a new epoch at the checkpoint. The rename of the new epoch file completes the rollback. If the rollback
-    /// is interrupted before the rename, the next call repeats all steps. After the rename, only obsolete log files
-    /// remain to be removed.
-    fn commit(&self, storage: &dyn Storage, journal: &Journal, is_durable: bool) -> Result<()> {
-        let epoch = &self.log.epochs[self.first];
-        let ordinal = self.log.epochs.last().map_or(1, |newest| newest.ordinal + 1);
-        let sequences = epoch.sequences.iter().map(|sequence| sequence.get()).collect();
-        let time = Some(storage.now().into());
-        let header = Header { boot: self.boot.clone(), ordinal, after: epoch.after, sequences, time };
-        let mut bytes = frame::encode(&header, &[]);
-        // Records of epochs before the checkpoint can name inodes that were removed and that this rollback, or an
-        // earlier rollback, has created again.
-        for (old, new) in aliases_of(&self.log.epochs[self.first..]).chain(journal.made.iter().cloned()) {
-            bytes.extend(frame::encode(&Alias { old: (&old).into(), new: (&new).into() }, &[]));
-        }
-        // The rollback is made while no process of the subject runs.
-        bytes.extend(frame::encode(&Idle {}, &[]));
-        storage.remove(NEXT_NAME)?;
-        let file = storage.create(NEXT_NAME)?;
-        file.write(0, [&bytes, &[]])?;
-        if is_durable {
-            file.sync()?;
-        }
-        storage.rename(NEXT_NAME, &epoch_name(ordinal))?;
-        if is_durable {
-            storage.sync()?;
-        }
-        Journal::remove(storage)?;
-        remove_leftovers(storage, &reader::read(storage, Depth::Newest)?)
-    }
-}
-
-fn aliases_of(epochs: &[ReadEpoch]) -> impl Iterator<Item = (FileKey, FileKey)> {
-    epochs.iter().flat_map(|epoch| &epoch.records).filter_map(|entry| match &entry.record {
-        AnyRecord::Alias(alias) => Some((alias.old.clone().into(), alias.new.clone().into())),
-        _ => None,
-    })
-}
-
-/// Returns the index of the epoch that begins at a checkpoint. If two epochs begin at the same checkpoint, returns the
-/// newer epoch, because a rollback from there applies fewer records.
-fn position(log: &ReadLog, sequence: Sequence) -> Option<usize> {
-    log.epochs.iter().rposition(|epoch| epoch.sequences.contains(&sequence))
-}
-
-/// Returns the paths of inodes that an interrupted rollback may have changed.
-fn touched_paths(log: &ReadLog, begun: &Begun) -> Vec<PathBuf> {
-    let mut paths = Vec::new();
-    for entry in log.epochs.iter().flat_map(|epoch| &epoch.records) {
-        let (key, path) = match &entry.record {
-            AnyRecord::Inode(inode) => (&inode.key, &inode.path),
-            AnyRecord::Directory(directory) => (&directory.key, &directory.path),
-            _ => continue,
-        };
-        if begun.touched.contains(&FileKey::from(key.clone())) {
-            paths.push(record::path_of(path).to_path_buf());
-        }
-    }
-    paths.sort();
-    paths.dedup();
-    paths
 }

@@ -39,6 +39,7 @@ struct Tally {
     refused: usize,
     full: usize,
     joined: usize,
+    replaced: usize,
 }
 
 struct Schedule<'a> {
@@ -88,6 +89,9 @@ impl<'a> Schedule<'a> {
         let mut log = Some(self.disk.create_log(Sequence(0), self.bytes_max).unwrap());
         for _ in 0..self.random.usize(1..5) {
             self.keep(log.take());
+            if self.random.u8(..8) == 0 {
+                return self.replace();
+            }
             // The recording program can also be restarted, and then continues the same epoch.
             if self.random.u8(..4) > 0 && !self.go_back() {
                 return;
@@ -170,6 +174,27 @@ impl<'a> Schedule<'a> {
         }
         assert!(log.sequences() == kept || self.bytes_max < LARGE);
         Ok(())
+    }
+
+    /// Lets another program replace a file by a copy. A rollback is then refused, or the files are still right.
+    fn replace(&mut self) {
+        let Some(path) = self.subject.replace().unwrap() else { return };
+        let before = picture(&self.disk);
+        for to in reachable_on(&self.disk).unwrap().0 {
+            match go_back_on(&self.disk, &self.files, to, self.terms(Durability::Kill)) {
+                Ok(_) => {
+                    return self.check(to);
+                }
+                Err(UndoError::Replaced { paths, .. }) => {
+                    assert!(paths.contains(&path), "{paths:?} without {path:?}");
+                    self.tally.replaced += 1;
+                }
+                Err(error) => {
+                    assert!(matches!(error, UndoError::Conflict { .. } | UndoError::Lost { .. }), "{error}")
+                }
+            }
+            assert!(picture(&self.disk) == before);
+        }
     }
 
     /// Rolls files back to a random checkpoint, with some interrupted attempts. Returns `false` if no checkpoint is
@@ -358,5 +383,5 @@ fn ten_thousand_schedules_end_at_a_checkpoint() {
     println!("seeds from {first}: {tally:?} in {:?}", start.elapsed());
     assert!(tally.went_back > 5_000 && tally.interrupted > 5_000 && tally.killed > 1_000, "{tally:?}");
     assert!(tally.after_power_cut > 100 && tally.full > 20, "{tally:?}");
-    assert!(tally.joined > 1_000, "{tally:?}");
+    assert!(tally.joined > 1_000 && tally.replaced > 100, "{tally:?}");
 }

@@ -254,7 +254,7 @@ impl Survey {
         explains: impl Fn(&Status) -> bool,
     ) -> Result<Vec<PathBuf>> {
         let is_later = |now: &Status| now.changed > ended && !explains(now);
-        let mut paths = Vec::new();
+        let mut paths = self.led_away(files, target, ended)?;
         for wrong in &self.wrong {
             let before = wrong.before.and_then(|index| self.now[index].as_ref());
             // Ignore the ctime of a directory, because a change of any name in the directory changes the ctime.

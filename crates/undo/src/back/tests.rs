@@ -550,3 +550,83 @@ fn a_moved_file_is_put_back_through_no_link_and_into_no_directory_of_another_use
     assert!(bench.put_back().unwrap().is_some());
     assert_eq!(bench.read("folder/file"), "new");
 }
+
+/// Other programs have removed what the subject has created after the checkpoint, or has removed itself.
+#[test]
+fn files_without_a_state_at_the_checkpoint_refuse_no_rollback() {
+    let Some(mut bench) = Bench::new() else { return };
+    bench.write("kept", "text");
+    bench.boundary(1);
+    bench.name("made");
+    bench.write("made", "first");
+    bench.name("directory");
+    fs::create_dir(bench.path("directory")).unwrap();
+    bench.write("directory/made", "first");
+    bench.boundary(2);
+    for name in ["made", "directory/made"] {
+        bench.range(name, 0, 5);
+        bench.write(name, "second");
+        fs::remove_file(bench.path(name)).unwrap();
+    }
+    bench.back(1).unwrap();
+    assert_eq!(bench.tree().len(), 2, "the tree and one file");
+}
+
+/// While the subject runs, a removal by another program stays. A replaced file could contain later work of the subject.
+#[test]
+fn a_replaced_file_is_named_and_a_removed_file_stays_away() {
+    for (is_removed, is_ended) in [(false, false), (true, false), (false, true), (true, true)] {
+        let Some(mut bench) = Bench::new() else { return };
+        bench.write("file", "first");
+        bench.boundary(1);
+        bench.range("file", 0, 5);
+        bench.write("file", "then!");
+        if is_ended {
+            bench.log.ended(Clock::default().wall().into(), &[]).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        fs::copy(bench.path("file"), bench.path("copy")).unwrap();
+        fs::rename(bench.path("copy"), bench.path("file")).unwrap();
+        if is_removed {
+            fs::remove_file(bench.path("file")).unwrap();
+        }
+        let before = bench.tree();
+        let named = match bench.back(1) {
+            Ok(_) => Vec::new(),
+            Err(UndoError::Replaced { paths, .. } | UndoError::Conflict { paths }) => paths,
+            Err(error) => panic!("{error}"),
+        };
+        let is_refused = !is_removed || is_ended;
+        assert_eq!(
+            named,
+            if is_refused { vec![bench.path("file")] } else { Vec::new() },
+            "{is_removed} {is_ended}"
+        );
+        assert_eq!(bench.tree(), before);
+    }
+}
+
+#[test]
+fn an_opened_file_that_another_program_has_replaced_is_named() {
+    let Some(mut bench) = Bench::new() else { return };
+    for name in ["idle", "renamed", "replaced"] {
+        bench.write(name, "text");
+    }
+    let opened: Vec<_> = ["idle", "renamed", "replaced"]
+        .map(|name| {
+            let data = fs::metadata(bench.path(name)).unwrap();
+            (bench.path(name), (data.dev(), data.ino()))
+        })
+        .into();
+    bench.boundary(1);
+    let check = || check_opened(&bench.undo(), Sequence(1), Conflicts::Refuse, &[], opened.iter().cloned());
+    fs::rename(bench.path("renamed"), bench.path("other name")).unwrap();
+    check().unwrap();
+    bench.write("copy", "text");
+    fs::rename(bench.path("copy"), bench.path("replaced")).unwrap();
+    let error = check().unwrap_err();
+    assert!(
+        matches!(&error, UndoError::Replaced { paths, .. } if *paths == [bench.path("replaced")]),
+        "{error}"
+    );
+}

@@ -178,6 +178,15 @@ impl Aliases {
         self.0.insert(old, new);
     }
 
+    /// Returns the present inode for a recorded device and inode number.
+    pub(crate) fn resolve_number(&self, file: (u64, u64)) -> (u64, u64) {
+        let known = self.0.keys().find(|key| (key.device, key.inode) == file);
+        known.map_or(file, |key| {
+            let now = self.resolve(key.clone());
+            (now.device, now.inode)
+        })
+    }
+
     /// Returns the key of the present inode for a recorded key, by following aliases.
     pub(crate) fn resolve(&self, key: FileKey) -> FileKey {
         let mut key = key;

@@ -34,12 +34,10 @@ use super::state::State;
 use super::watched::Mark;
 use super::{Boundary, MappedFile, OpenFile};
 use crate::error::Result;
-use crate::key::{Attributes, FileKey, Time};
+use crate::key::{Attributes, FileKey, TMPFS, Time};
 
 /// Maximum number of bytes that one boundary copies from mapped files. The copy extends the pause by about 2 ms.
 const MAPPED_BYTES_MAX: u64 = 8 << 20;
-/// Number of the file system in statfs(2).
-const TMPFS: u64 = 0x0102_1994;
 
 /// The result of a scan of the open and mapped files.
 #[derive(Default)]

@@ -399,6 +399,25 @@ impl Watch {
         Ok(went)
     }
 
+    /// Checks that the subject finds its files after a rollback, as [`back::check_opened`] does.
+    ///
+    /// # Errors
+    ///
+    /// The errors of `back::check_opened`.
+    pub fn check_opened(
+        &self,
+        to: Sequence,
+        leave: &[(u64, u64)],
+        opened: impl Iterator<Item = (PathBuf, (u64, u64))>,
+    ) -> Result<()> {
+        let _exclusive = self.shared.joins.exclude();
+        let mut state = self.shared.state();
+        let outcome = state.log.writes().make();
+        state.or_break(outcome, "a boundary");
+        drop(state);
+        back::check_opened(&self.options.directory, to, Conflicts::Refuse, leave, opened)
+    }
+
     /// Begins a new log for a subject that starts from its beginning. The present state of files is the state at the
     /// beginning.
     ///

@@ -397,8 +397,8 @@ fn round(place: &Path, seed: u64) -> bool {
             check_denied(seed, &paths, &by_subject, &first);
             false
         }
-        // Root has removed the last name of a file that the subject had moved.
-        Err(UndoError::Lost { .. }) => {
+        // Root has removed the last name of a file that the subject had moved, or has replaced a file of the subject.
+        Err(UndoError::Lost { .. } | UndoError::Replaced { .. }) => {
             assert!(last == now, "seed {seed}: a refused rollback has changed files");
             false
         }

@@ -362,6 +362,21 @@ impl Disk {
         self.state().now[&directory].names.keys().cloned().collect()
     }
 
+    /// Returns a path of an inode. The path is empty if no name in the tree leads to the inode.
+    pub(super) fn path_of(&self, inode: u64) -> PathBuf {
+        let state = self.state();
+        let mut left = vec![(ROOT, PathBuf::from("/"))];
+        while let Some((found, path)) = left.pop() {
+            if found == inode {
+                return path;
+            }
+            for (name, child) in state.now[&found].names.iter().rev() {
+                left.push((*child, path.join(std::str::from_utf8(name).unwrap())));
+            }
+        }
+        PathBuf::new()
+    }
+
     /// Creates an inode with a name.
     pub(crate) fn create(&self, directory: u64, name: &[u8], attributes: &Attributes) -> Result<u64> {
         let mut state = self.state();

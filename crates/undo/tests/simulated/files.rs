@@ -67,6 +67,17 @@ impl FileSystem for Files {
         Ok(state.now[directory].names.iter().map(entry).collect())
     }
 
+    fn way(&self, path: &Path, file: Option<(u64, u64)>) -> Result<Option<Vec<Passed>>> {
+        let passed =
+            |inode: u64| Passed { file: (DEVICE, inode), changed: self.disk.inode(inode).unwrap().changed };
+        let (mut at, mut way) = (ROOT, vec![passed(ROOT)]);
+        for name in path.iter().skip(1) {
+            let Some(next) = self.disk.child(at, name.as_encoded_bytes()) else { return Ok(Some(way)) };
+            (at, way) = (next, [way, vec![passed(next)]].concat());
+        }
+        Ok((file != Some((DEVICE, at))).then_some(way))
+    }
+
     fn rename(&self, from: &u64, name: &[u8], to: &u64, to_name: &[u8]) -> Result<()> {
         self.disk.rename_to((*from, name), (*to, to_name), false)
     }

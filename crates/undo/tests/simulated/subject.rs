@@ -44,6 +44,8 @@ pub struct FileSubject {
     whole: HashSet<u64>,
     linked: HashSet<u64>,
     created: HashSet<u64>,
+    /// Whether a directory has moved, or a file has got a second name. A record contains one path, the one at its time.
+    has_stale_paths: bool,
 }
 
 /// Returns a snapshot of the present tree.
@@ -77,14 +79,15 @@ impl FileSubject {
             whole: HashSet::new(),
             linked: HashSet::new(),
             created: HashSet::new(),
+            has_stale_paths: false,
         }
     }
 
     /// Discards the list of records, because a new epoch begins.
     pub fn forget(&mut self) {
         let (disk, random) = (self.disk.clone(), self.random.clone());
-        let records_all = self.records_all;
-        *self = Self { records_all, ..Self::new(disk, random) };
+        let (records_all, has_stale_paths) = (self.records_all, self.has_stale_paths);
+        *self = Self { records_all, has_stale_paths, ..Self::new(disk, random) };
     }
 
     /// Makes one random change, and records the change if a log exists. Some random choices change nothing.
@@ -166,6 +169,7 @@ impl FileSubject {
         if self.disk.child(to, name).is_some() {
             return Ok(());
         }
+        self.has_stale_paths = true;
         self.name(log, to, name)?;
         self.disk.add_link(inode, to, name)
     }
@@ -192,14 +196,44 @@ impl FileSubject {
                 return Ok(());
             }
         }
+        let moves_directory = is_directory(inode);
         self.name(log, from.0, from.1)?;
         self.name(log, to.0, to.1)?;
+        self.has_stale_paths |= moves_directory;
         let replaces = true;
         match self.disk.rename_to(from, to, replaces) {
             // The rename would move a directory into itself.
             Err(crate::UndoError::Kernel(error)) if error.errno == sys::Errno::EINVAL => Ok(()),
             outcome => outcome,
         }
+    }
+
+    /// Replaces a random file that has one name by a copy, without records. Returns the path of the file. Does nothing if
+    /// paths are stale.
+    pub(super) fn replace(&mut self) -> Result<Option<PathBuf>> {
+        if self.has_stale_paths {
+            return Ok(None);
+        }
+        let is_file = |inode: &u64| {
+            let found = self.disk.inode(*inode).unwrap();
+            found.attributes.kind() == FileType::RegularFile && found.links == 1
+        };
+        let mut files = Vec::new();
+        for directory in self.all_directories() {
+            let names = self.disk.inode(directory).unwrap().names.into_iter();
+            files.extend(
+                names.filter(|(_, inode)| is_file(inode)).map(|(name, inode)| (directory, name, inode)),
+            );
+        }
+        let Some((directory, name, inode)) = self.random.choice(files) else { return Ok(None) };
+        let (path, old) = (self.disk.path_of(inode), self.disk.inode(inode).unwrap());
+        let above = self.disk.inode(directory).unwrap().attributes;
+        self.disk.remove(directory, &name)?;
+        let copy = self.disk.create(directory, &name, &old.attributes)?;
+        self.disk.write_at(copy, 0, &old.data)?;
+        self.disk.set_attributes(copy, &old.attributes)?;
+        self.disk.set_attributes(directory, &above)?;
+        Ok(Some(path))
     }
 
     /// Records a name before the name leads to another inode.
@@ -245,7 +279,7 @@ impl FileSubject {
             return Ok(Some(*id));
         }
         let attributes = self.disk.inode(directory).unwrap().attributes;
-        let id = log.directory(&key_of(directory), &attributes, &PathBuf::from(format!("/{directory}")))?;
+        let id = log.directory(&key_of(directory), &attributes, &self.disk.path_of(directory))?;
         self.directories.insert(directory, id);
         Ok(Some(id))
     }
@@ -257,8 +291,7 @@ impl FileSubject {
             return Ok(Some(*id));
         }
         let attributes = self.attributes(inode);
-        let path = PathBuf::from(format!("/{inode}"));
-        let id = log.inode(&key_of(inode), &attributes, &path, Touch::ANY, None)?;
+        let id = log.inode(&key_of(inode), &attributes, &self.disk.path_of(inode), Touch::ANY, None)?;
         self.inodes.insert(inode, (id, attributes.size));
         Ok(Some(id))
     }
