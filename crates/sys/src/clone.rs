@@ -74,6 +74,30 @@ impl CloneArguments {
     }
 }
 
+/// Creates a process that executes `run` in a copy of this address space, and exits. With the default arguments, a wait for
+/// any child does not return the process, because it has no exit signal.
+///
+/// # Safety
+///
+/// `run` makes only system calls, and allocates nothing: another thread of this process may hold a lock at the call. The
+/// addresses in `arguments` are valid, and `arguments` does not contain CLONE_VM.
+pub(crate) unsafe fn create(
+    arguments: &CloneArguments,
+    run: impl FnOnce(),
+) -> std::result::Result<Pid, Errno> {
+    // SAFETY: the kernel reads the structure, and uses its addresses as the caller has promised. The child does
+    // not return from this function.
+    match unsafe { libc::syscall(libc::SYS_clone3, &raw const *arguments, size_of::<CloneArguments>()) } {
+        -1 => Err(Errno::last()),
+        0 => {
+            run();
+            // SAFETY: the call ends only the new process.
+            unsafe { libc::_exit(0) }
+        }
+        child => Ok(Pid(child as i32)),
+    }
+}
+
 /// The choice of the pid for a new process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WantedPid {
@@ -95,20 +119,14 @@ pub fn spawn_waiting(wanted: WantedPid) -> Result<Pid> {
     let failed = |errno: rustix::io::Errno| Error::new("make a pipe to a new process", errno);
     // Without this pipe, a tracer could attach and stop the child before the child has made its settings.
     let (ready, report_ready) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
-    // SAFETY: without CLONE_VM, the child gets a copy of this address space. The child makes only system calls in
-    // `wait_for_seizure`, and never returns to code that could wait for a lock of a missing thread.
-    let result =
-        unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
-    match result {
-        -1 => Err(Error::process("create a process with the number", Pid(number), Errno::last())),
-        0 => wait_for_seizure(ready.as_raw_fd(), report_ready.as_raw_fd()),
-        child => {
-            drop(report_ready);
-            // At the end of file, the child has ended. The tracer of the child will detect the end of the child.
-            rustix::io::retry_on_intr(|| rustix::io::read(&ready, &mut [0_u8; 1])).map_err(failed)?;
-            Ok(Pid(child as i32))
-        }
-    }
+    let run = || wait_for_seizure(ready.as_raw_fd(), report_ready.as_raw_fd());
+    // SAFETY: `wait_for_seizure` makes only system calls. The pid lives during the call.
+    let child = unsafe { create(&arguments, run) }
+        .map_err(|errno| Error::process("create a process with the number", Pid(number), errno))?;
+    drop(report_ready);
+    // At the end of file, the child has ended. The tracer of the child will detect the end of the child.
+    rustix::io::retry_on_intr(|| rustix::io::read(&ready, &mut [0_u8; 1])).map_err(failed)?;
+    Ok(child)
 }
 
 /// Kills and reaps a newly created child of this process.

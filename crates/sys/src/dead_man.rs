@@ -12,7 +12,6 @@
 //! Probe: `features::REGISTRY` entry "pidfd"
 //! Fallback: none; `undying doctor` refuses older kernels
 
-use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use model::Pid;
@@ -46,17 +45,10 @@ impl DeadManSwitch {
         // The watcher polls a pidfd. It cannot poll the end of a pipe, because another child may hold a duplicate
         // of the other end.
         let own = pidfd::open(Pid(std::process::id() as i32))?;
-        // The watcher has no exit signal, so that a wait for any child does not return the watcher.
-        let arguments = CloneArguments::default();
-        // SAFETY: without CLONE_VM, the child gets a copy of this address space. The child makes only system calls
-        // in `watch`, and never returns to code that could wait for a lock of a missing thread.
-        let result =
-            unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
-        match result {
-            -1 => Err(Error::new("create a watcher", Errno::last())),
-            0 => watch(own.as_fd(), &set),
-            child => Ok(Self { set, watcher: Some(Pid(child as i32)) }),
-        }
+        // SAFETY: `watch` makes only system calls.
+        let watcher = unsafe { clone::create(&CloneArguments::default(), || watch(own.as_fd(), &set)) };
+        let watcher = watcher.map_err(|errno| Error::new("create a watcher", errno))?;
+        Ok(Self { set, watcher: Some(watcher) })
     }
 
     /// Disarms the switch. The death of this process then no longer affects the set.

@@ -9,15 +9,10 @@
 //! Probe: none; `undying doctor` refuses older kernels
 //! Fallback: none
 
-use std::mem::size_of;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use model::Pid;
-
 use crate::clone::{self, CloneArguments};
-use crate::error::{Errno, Error, Result};
-
-const NAME: &str = "make a handle on an ended process";
+use crate::error::{Error, Result};
 
 /// Returns pidfds of one process that has ended and was reaped.
 pub fn handles(count: usize) -> Result<Vec<OwnedFd>> {
@@ -27,19 +22,11 @@ pub fn handles(count: usize) -> Result<Vec<OwnedFd>> {
         pidfd: (&raw mut handle) as u64,
         ..CloneArguments::default()
     };
-    // SAFETY: the kernel writes one int to `handle`. Without CLONE_VM, the child gets a copy of this address space,
-    // and the child only exits.
-    let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
-    if child == 0 {
-        // SAFETY: the call ends only the new child, and ends the child at once.
-        unsafe { libc::_exit(0) };
-    }
-    if child < 0 {
-        return Err(Error::new(NAME, Errno::last()));
-    }
+    // SAFETY: the kernel writes one int to `handle`. The child only exits.
+    let child = unsafe { clone::create(&arguments, || ()) };
+    let pid = child.map_err(|errno| Error::new("make a handle on an ended process", errno))?;
     // SAFETY: clone3 succeeded, so `handle` is a new descriptor without another owner.
     let handle = unsafe { OwnedFd::from_raw_fd(handle) };
-    let pid = Pid(child as i32);
     // Pidfds can be opened only before the process is reaped.
     let more: Result<Vec<OwnedFd>> = (1..count).map(|_| crate::pidfd::open(pid)).collect();
     clone::reap(pid)?;

@@ -37,6 +37,7 @@ pub mod kcmp;
 pub mod launch;
 pub mod listener_holder;
 pub mod message_queue;
+mod netlink;
 mod nf_tables;
 mod nfnetlink;
 pub mod packet_drop;

@@ -24,7 +24,6 @@ mod memory;
 mod process;
 
 use std::ffi::CStr;
-use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +32,7 @@ use std::time::Duration;
 
 use model::Pid;
 
-use crate::clone::CloneArguments;
+use crate::clone::{self, CloneArguments};
 use crate::error::{Errno, Error, Result};
 use crate::fd_passing::send_descriptors;
 use crate::{pidfd, socket};
@@ -272,10 +271,13 @@ impl Inner {
             name,
         };
         let pid = (self.record)(&|| {
+            let unanswered = self.shared.unanswered();
             self.shared.inherit(true);
-            let created = clone_holder(kept, self.shared.unanswered());
+            // SAFETY: a holder makes only system calls, and allocates nothing.
+            let created =
+                unsafe { clone::create(&CloneArguments::default(), || process::run(kept, unanswered)) };
             self.shared.inherit(false);
-            created
+            created.map_err(|errno| Error::new("create the holder of listeners", errno))
         })?;
         Ok(Holder { pid, handle: pidfd::open(pid)?, socket })
     }
@@ -314,20 +316,6 @@ impl Inner {
 impl Holder {
     fn send(&self, listener: BorrowedFd<'_>, broken: BorrowedFd<'_>) -> Result<()> {
         send_descriptors(self.socket.as_fd(), &[listener.as_raw_fd(), broken.as_raw_fd()])
-    }
-}
-
-fn clone_holder(kept: process::Inherited, unanswered: process::Unanswered) -> Result<Pid> {
-    // A holder has no exit signal, so that a wait for any child does not return the holder.
-    let arguments = CloneArguments::default();
-    // SAFETY: without CLONE_VM, the child gets a copy of this address space. The child makes only system
-    // calls in `run`, and never returns to code that could wait for a lock of a missing thread.
-    let result =
-        unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
-    match result {
-        -1 => Err(Error::new("create the holder of listeners", Errno::last())),
-        0 => process::run(kept, unanswered),
-        child => Ok(Pid(child as i32)),
     }
 }
 

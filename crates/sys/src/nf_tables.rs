@@ -9,7 +9,8 @@
 //! Probe: that of `packet_hold`
 //! Fallback: that of the calling module
 
-use crate::nfnetlink::{Attributes, Message};
+use crate::netlink::Attributes;
+use crate::nfnetlink::Message;
 
 /// The number of the subsystem.
 pub(crate) const SUBSYSTEM: u8 = 10;

@@ -1,6 +1,6 @@
 //! Messages of nfnetlink, the netlink protocol of netfilter.
 //!
-//! Owns: attributes, headers, and a socket that sends requests and receives their acknowledgements.
+//! Owns: headers of netfilter, and a socket that sends requests and receives their acknowledgements.
 //! Invariants: a request ends when the kernel has acknowledged or refused each of its messages, or has refused
 //! the whole batch.
 //! Does not: interpret messages.
@@ -10,22 +10,17 @@
 //! Probe: that of `packet_hold`
 //! Fallback: that of the calling module
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::net::netlink::{NETFILTER, SocketAddrNetlink};
 use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with,
-};
+use rustix::net::{RecvFlags, SocketFlags, bind};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::Result;
+use crate::netlink::{self, ACKNOWLEDGE, Attributes, NetlinkSocket, PIECE_BYTES, REQUEST, messages};
 
-const REQUEST: u16 = 1;
-const ACKNOWLEDGE: u16 = 4;
-const NESTED: u16 = 0x8000;
-const NLMSG_ERROR: u16 = 2;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const VERSION: u8 = 0;
@@ -33,7 +28,7 @@ const VERSION: u8 = 0;
 /// whole, for example without nf_tables. It then sends no other acknowledgement.
 const BATCH_EDGE: u32 = 0;
 /// Length of `nlmsghdr` and `nfgenmsg`.
-pub(crate) const HEADER_BYTES: usize = 16 + 4;
+pub(crate) const HEADER_BYTES: usize = netlink::HEADER_BYTES + 4;
 /// Receive timeout of the socket. The kernel answers before the send call returns, so this timeout is
 /// generous.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -42,39 +37,6 @@ const PORTS: u32 = 0x4000_0000;
 const PORTS_MASK: u32 = 0xc000_0000;
 /// The distance between the first ports of two processes whose ids follow each other.
 const PORTS_OF_PROCESS: u32 = 1 << 8;
-/// Maximum number of bytes that one receive call reads.
-pub(crate) const PIECE_BYTES: usize = 64 * 1024;
-
-/// The encoded attributes of a message.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Attributes(Vec<u8>);
-
-impl Attributes {
-    pub(crate) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
-        self.0.extend(((4 + value.len()) as u16).to_ne_bytes());
-        self.0.extend(kind.to_ne_bytes());
-        self.0.extend(value);
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
-        self
-    }
-
-    /// Appends a 32-bit attribute in network byte order, which nearly all attributes use.
-    pub(crate) fn word(self, kind: u16, value: u32) -> Self {
-        self.bytes(kind, &value.to_be_bytes())
-    }
-
-    pub(crate) fn half(self, kind: u16, value: u16) -> Self {
-        self.bytes(kind, &value.to_be_bytes())
-    }
-
-    pub(crate) fn text(self, kind: u16, value: &str) -> Self {
-        self.bytes(kind, &[value.as_bytes(), b"\0"].concat())
-    }
-
-    pub(crate) fn nest(self, kind: u16, inner: Self) -> Self {
-        self.bytes(kind | NESTED, &inner.0)
-    }
-}
 
 /// A request to one subsystem of netfilter.
 #[derive(Clone, Debug)]
@@ -97,48 +59,31 @@ impl Message {
     }
 }
 
+/// Appends a message with an address family and a resource number.
 fn header(to: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, of: (u8, u16), body: &[u8]) {
-    to.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
-    to.extend(kind.to_ne_bytes());
-    to.extend((REQUEST | flags).to_ne_bytes());
-    to.extend(sequence.to_ne_bytes());
-    to.extend([0; 4]);
-    to.extend([of.0, VERSION]);
-    to.extend(of.1.to_be_bytes());
-    to.extend(body);
+    let part = of.1.to_be_bytes();
+    netlink::write(to, kind, REQUEST | flags, sequence, &[&[of.0, VERSION], &part[..], body].concat());
 }
 
 /// An nfnetlink socket.
 #[derive(Debug)]
-pub(crate) struct Wire {
-    socket: OwnedFd,
-    name: &'static str,
-}
+pub(crate) struct Wire(NetlinkSocket);
 
 impl Wire {
     /// Opens a socket. `name` describes the purpose of the socket in errors.
     pub(crate) fn open(name: &'static str) -> Result<Self> {
-        let failed = |errno| Error::new(name, errno);
-        let flags = SocketFlags::CLOEXEC;
-        let socket =
-            socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(NETFILTER)).map_err(failed)?;
-        bind_anew(&socket).map_err(failed)?;
-        sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER)).map_err(failed)?;
-        Ok(Self { socket, name })
+        let socket = NetlinkSocket::open(NETFILTER, SocketFlags::empty(), name)?;
+        bind_anew(&socket).map_err(|errno| socket.failed(errno))?;
+        sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER))
+            .map_err(|errno| socket.failed(errno))?;
+        Ok(Self(socket))
     }
 
     /// Sends a message without asking for an acknowledgement.
     pub(crate) fn send(&self, message: &Message) -> Result<()> {
         let mut bytes = Vec::new();
         message.write(&mut bytes, 0, 0);
-        self.send_bytes(&bytes)
-    }
-
-    fn send_bytes(&self, bytes: &[u8]) -> Result<()> {
-        let kernel = SocketAddrNetlink::new(0, 0);
-        sendto(&self.socket, bytes, SendFlags::empty(), &kernel)
-            .map_err(|errno| self.failed(errno.into()))?;
-        Ok(())
+        self.0.send(&bytes)
     }
 
     /// Sends one message, and waits for its acknowledgement. Must be called before other messages can arrive
@@ -146,7 +91,7 @@ impl Wire {
     pub(crate) fn request(&self, message: &Message) -> Result<()> {
         let mut bytes = Vec::new();
         message.write(&mut bytes, ACKNOWLEDGE, 1);
-        self.send_bytes(&bytes)?;
+        self.0.send(&bytes)?;
         self.acknowledged(1)
     }
 
@@ -160,7 +105,7 @@ impl Wire {
             message.write(&mut bytes, ACKNOWLEDGE, sequence);
         }
         header(&mut bytes, BATCH_END, 0, BATCH_EDGE, edge, &[]);
-        self.send_bytes(&bytes)?;
+        self.0.send(&bytes)?;
         self.acknowledged(messages.len())
     }
 
@@ -169,18 +114,14 @@ impl Wire {
         let mut outcome = Ok(());
         while count > 0 {
             let length = self.receive(&mut piece, RecvFlags::empty())?;
-            for (kind, message) in messages(&piece[..length]) {
-                let code =
-                    message.get(16..20).and_then(|code| code.try_into().ok()).map_or(0, i32::from_ne_bytes);
-                if kind == NLMSG_ERROR {
-                    let verdict = if code == 0 { Ok(()) } else { Err(self.failed(Errno(-code))) };
-                    if sequence_of(message) == Some(BATCH_EDGE) {
-                        return verdict;
-                    }
-                    count -= 1;
-                    // Later errors are consequences of the first error, so only the first error is kept.
-                    outcome = outcome.and(verdict);
+            for message in messages(&piece[..length]).flatten().filter(|one| one.kind == netlink::ERROR) {
+                let verdict = message.errno().map_or(Ok(()), |errno| Err(self.0.failed(errno)));
+                if message.sequence == BATCH_EDGE {
+                    return verdict;
                 }
+                count -= 1;
+                // Later errors are consequences of the first error, so only the first error is kept.
+                outcome = outcome.and(verdict);
             }
         }
         outcome
@@ -189,18 +130,13 @@ impl Wire {
     /// Receives messages into `piece`, and returns their total length in bytes. Without DONTWAIT, the call
     /// waits for at most `ANSWER`.
     pub(crate) fn receive(&self, piece: &mut [u8], flags: RecvFlags) -> Result<usize> {
-        let (length, _) = recv(&self.socket, piece, flags).map_err(|errno| self.failed(errno.into()))?;
-        Ok(length)
-    }
-
-    pub(crate) fn failed(&self, errno: Errno) -> Error {
-        Error::new(self.name, errno)
+        self.0.receive(piece, flags)
     }
 }
 
 impl AsFd for Wire {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.0.as_fd()
     }
 }
 
@@ -209,7 +145,7 @@ impl AsFd for Wire {
 /// The kernel removes the tables and queues of a closed socket by its port. Before that, the port is free: with a port of the
 /// kernel's choice, which is the process id for one socket of each process, a new socket can get it and lose its tables
 /// (netlink_release and nft_rcv_nl_event, Linux 6.18).
-fn bind_anew(socket: &OwnedFd) -> rustix::io::Result<()> {
+fn bind_anew(socket: &NetlinkSocket) -> rustix::io::Result<()> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -223,24 +159,10 @@ fn bind_anew(socket: &OwnedFd) -> rustix::io::Result<()> {
     }
 }
 
-/// Returns the sequence number of a message.
-fn sequence_of(message: &[u8]) -> Option<u32> {
-    Some(u32::from_ne_bytes(*message.get(8..)?.first_chunk()?))
-}
-
-/// Returns the messages in `piece`, each with its type. An incomplete message at the end is left out.
-pub(crate) fn messages(mut piece: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    std::iter::from_fn(move || {
-        let length = u32::from_ne_bytes(*piece.first_chunk()?) as usize;
-        let message = piece.get(..length).filter(|message| message.len() >= 16)?;
-        piece = piece.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((u16::from_ne_bytes([message[4], message[5]]), message))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Errno;
 
     #[test]
     fn a_batch_that_is_refused_as_a_whole_is_not_waited_for() {

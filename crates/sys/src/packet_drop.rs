@@ -19,10 +19,11 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use crate::error::{Errno, Error, Result};
 use crate::feature::{Feature, enabled};
+use crate::netlink::Attributes;
 use crate::nf_tables::{
     self, DELETE_ELEMENTS, Header, Hook, Meta, NEW_ELEMENTS, NEW_SET, SUBSYSTEM, Table, equal, meta,
 };
-use crate::nfnetlink::{Attributes, Message, Wire};
+use crate::nfnetlink::{Message, Wire};
 
 const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 const NAME: &str = "drop packets of connections";

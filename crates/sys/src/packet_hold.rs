@@ -25,7 +25,8 @@ use model::{Fd, Pid, Tid};
 use rustix::net::{RecvFlags, ipproto, sockopt};
 
 use crate::error::{Errno, Error, Result};
-use crate::nfnetlink::{Attributes, HEADER_BYTES, Message, PIECE_BYTES, Wire, messages};
+use crate::netlink::{Attributes, PIECE_BYTES, messages};
+use crate::nfnetlink::{HEADER_BYTES, Message, Wire};
 use crate::packet_drop::PacketDrop;
 use crate::pidfd;
 use crate::socket_option::{SocketOption, get_int, set_int};
@@ -166,8 +167,8 @@ impl PacketHold {
         loop {
             match self.queue.receive(&mut piece, RecvFlags::DONTWAIT) {
                 Ok(length) => {
-                    let packets = messages(&piece[..length]).filter(|(kind, _)| *kind == PACKET);
-                    *last = packets.filter_map(|(_, message)| packet_number(message)).last().or(*last);
+                    let packets = messages(&piece[..length]).flatten().filter(|one| one.kind == PACKET);
+                    *last = packets.filter_map(|one| packet_number(one.bytes)).last().or(*last);
                 }
                 Err(error) if error.errno == Errno(libc::EAGAIN) => return Ok(*last),
                 Err(error) if [libc::EINTR, libc::ENOBUFS].contains(&error.errno.0) => {}

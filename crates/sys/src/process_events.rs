@@ -13,27 +13,25 @@
 //! Fallback: none; `run --restart-on child-signal` is refused, and the error names the feature
 
 use std::mem::size_of;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use model::{Pid, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::netlink::{self, SocketAddrNetlink};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with, sockopt,
-};
+use rustix::net::netlink::{CONNECTOR, SocketAddrNetlink};
+use rustix::net::{RecvFlags, SocketFlags, bind, sockopt};
 
 use crate::clock::Deadline;
 use crate::error::{Errno, Error, Result};
+use crate::netlink::{self, NetlinkSocket};
 
 const NAME: &str = "subscribe to the ends of processes";
 const CN_IDX_PROC: u32 = 1;
 const CN_VAL_PROC: u32 = 1;
 const PROC_CN_MCAST_LISTEN: u32 = 1;
-const NLMSG_DONE: u16 = 3;
 
 /// Length of `nlmsghdr` and `cn_msg`.
-const HEADER_BYTES: usize = 16 + 20;
+const HEADER_BYTES: usize = netlink::HEADER_BYTES + 20;
 /// Length up to the union of `proc_event`. The fields before the union are the event type, the processor and
 /// the time.
 const EVENT_BYTES: usize = HEADER_BYTES + 16;
@@ -78,21 +76,17 @@ pub enum ProcessEvent {
 /// A subscription to the events of all processes.
 #[derive(Debug)]
 pub struct ProcessEvents {
-    socket: OwnedFd,
+    socket: NetlinkSocket,
 }
 
 impl ProcessEvents {
     /// Subscribes to the events. Events that happen after this call are delivered.
     pub fn subscribe() -> Result<Self> {
-        let failed = |errno| Error::new(NAME, errno);
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::CONNECTOR))
-            .map_err(failed)?;
-        bind(&socket, &SocketAddrNetlink::new(0, CN_IDX_PROC)).map_err(failed)?;
+        let socket = NetlinkSocket::open(CONNECTOR, SocketFlags::NONBLOCK, NAME)?;
+        bind(&socket, &SocketAddrNetlink::new(0, CN_IDX_PROC)).map_err(|errno| socket.failed(errno))?;
         // Without CAP_NET_ADMIN, the receive buffer keeps its default size.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, QUEUE_BYTES);
-        sendto(&socket, &subscription(), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
-            .map_err(failed)?;
+        socket.send(&subscription())?;
         let events = Self { socket };
         events.await_answer()?;
         Ok(events)
@@ -142,11 +136,11 @@ impl ProcessEvents {
 
     fn receive(&self) -> Result<Option<Message>> {
         let mut bytes = [0; MESSAGE_BYTES];
-        match recv(self.socket.as_fd(), &mut bytes, RecvFlags::empty()) {
-            Ok((_, length)) => Ok(Some(read(&bytes[..length.min(MESSAGE_BYTES)]))),
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
-            Err(rustix::io::Errno::NOBUFS) => Ok(Some(Message::Event(ProcessEvent::Lost))),
-            Err(errno) => Err(Error::new("read the ends of processes", errno)),
+        match self.socket.receive(&mut bytes, RecvFlags::empty()) {
+            Ok(length) => Ok(Some(read(&bytes[..length.min(MESSAGE_BYTES)]))),
+            Err(error) if [libc::EAGAIN, libc::EINTR].contains(&error.errno.0) => Ok(None),
+            Err(error) if error.errno == Errno(libc::ENOBUFS) => Ok(Some(Message::Event(ProcessEvent::Lost))),
+            Err(error) => Err(error),
         }
     }
 }
@@ -162,19 +156,11 @@ enum Message {
 }
 
 fn subscription() -> Vec<u8> {
-    let body = PROC_CN_MCAST_LISTEN.to_ne_bytes();
-    let mut message = Vec::with_capacity(HEADER_BYTES + body.len());
-    message.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
-    message.extend(NLMSG_DONE.to_ne_bytes());
-    // Flags, sequence number and port id of the netlink header.
-    message.extend([0; size_of::<u16>() + 2 * size_of::<u32>()]);
-    message.extend(CN_IDX_PROC.to_ne_bytes());
-    message.extend(CN_VAL_PROC.to_ne_bytes());
-    // Sequence number and acknowledgement number of `cn_msg`.
-    message.extend([0; 2 * size_of::<u32>()]);
-    message.extend((body.len() as u16).to_ne_bytes());
-    message.extend([0; size_of::<u16>()]);
-    message.extend(body);
+    let order = PROC_CN_MCAST_LISTEN.to_ne_bytes();
+    // The words after the ids are the sequence number, the acknowledgement number and the length of the order.
+    let words = [CN_IDX_PROC, CN_VAL_PROC, 0, 0, order.len() as u32].map(u32::to_ne_bytes);
+    let mut message = Vec::new();
+    netlink::write(&mut message, netlink::DONE, 0, 0, &[words.as_flattened(), &order].concat());
     message
 }
 

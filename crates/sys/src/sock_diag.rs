@@ -12,13 +12,16 @@
 //! waits until the kernel ends the socket
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::OwnedFd;
 
 use model::Inode;
-use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+use rustix::net::netlink::SOCK_DIAG;
+use rustix::net::{RecvFlags, SocketFlags};
 
 use crate::error::{Errno, Error, Result};
+use crate::netlink::{
+    self, ACKNOWLEDGE, DUMP, HEADER_BYTES, NetlinkSocket, PIECE_BYTES, REQUEST, each_attribute, messages,
+    word,
+};
 use crate::packet_hold::SocketMark;
 use crate::socket::SocketAddress;
 
@@ -26,28 +29,27 @@ mod listening;
 pub mod packet;
 
 const NAME: &str = "ask the kernel for sockets";
-/// Size of the receive buffer in bytes. A reply consists of one or more *pieces* (datagrams) of at most 32 KiB. The
-/// buffer receives one piece.
-const PIECE_BYTES: usize = 64 * 1024;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
-const ACKNOWLEDGE: u16 = 4;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-const REQUEST: u16 = 1;
-const DUMP: u16 = 0x300;
 const SHOW_NAME: u32 = 1;
 const SHOW_FILE: u32 = 2;
 const SHOW_PEER: u32 = 4;
 const SHOW_WAITING: u32 = 8;
 const SHOW_QUEUES: u32 = 16;
-const HEADER_BYTES: usize = 16;
 /// Offset of the sequence number in a netlink header.
 const SEQUENCE: usize = 8;
 const ANSWER_BYTES: usize = HEADER_BYTES + 16;
 /// Offset of the attributes in a reply about an IP socket.
 const FIXED_BYTES: usize = HEADER_BYTES + 72;
+/// Size of `struct inet_diag_sockid` in bytes.
+const IDENTITY_BYTES: usize = 48;
+/// An identity that matches every socket.
+const ANY_SOCKET: [u8; IDENTITY_BYTES] = [0; IDENTITY_BYTES];
+/// The bits of all states.
+const ANY_STATE: u32 = u32::MAX;
+/// Errors of a kernel that does not list the sockets of a protocol.
+const NOT_LISTED: [Errno; 2] = [Errno::ENOENT, Errno::EINVAL];
 
 /// State number of a listening socket (TCP_LISTEN).
 pub const LISTENING: u8 = 10;
@@ -104,53 +106,42 @@ pub struct TcpSocketOfPort {
 /// A netlink socket for sock_diag(7) requests.
 #[derive(Debug)]
 pub struct SockDiag {
-    socket: OwnedFd,
-    /// Sequence number of the last request. Each piece of a reply contains this number. After an error, unread
-    /// pieces of an earlier reply have another number.
+    socket: NetlinkSocket,
+    /// Sequence number of the last request. Each message of a reply contains this number. After an error, unread
+    /// messages of an earlier reply have another number.
     sequence: Cell<u32>,
-    /// Receive buffer for replies.
+    /// Receive buffer for replies. A reply consists of one or more *pieces* (datagrams).
     piece: RefCell<Vec<u8>>,
 }
 
 impl SockDiag {
     /// Opens a netlink socket for the network namespace of this process.
     pub fn open() -> Result<Self> {
-        socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(SOCK_DIAG))
-            .map(|socket| Self { socket, sequence: Cell::new(0), piece: RefCell::new(vec![0; PIECE_BYTES]) })
-            .map_err(|errno| Error::new(NAME, errno))
+        let socket = NetlinkSocket::open(SOCK_DIAG, SocketFlags::empty(), NAME)?;
+        Ok(Self { socket, sequence: Cell::new(0), piece: RefCell::new(vec![0; PIECE_BYTES]) })
     }
 
     /// Returns the Unix socket with this inode; `None` when the network namespace has no such socket.
     pub fn unix_socket(&self, inode: Inode) -> Result<Option<UnixSocket>> {
-        match self.ask(REQUEST, u32::MAX, inode) {
-            Ok(found) => Ok(found.into_iter().next()),
-            Err(error) if error.errno == Errno::ENOENT => Ok(None),
-            Err(error) => Err(error),
-        }
+        let found = unless(&[Errno::ENOENT], self.ask(0, ANY_STATE, inode))?;
+        Ok(found.and_then(|found| found.into_iter().next()))
     }
 
     /// Returns all Unix sockets in the given states. Bit N of `states` stands for state number N.
     pub fn unix_sockets(&self, states: u32) -> Result<Vec<UnixSocket>> {
-        self.ask(REQUEST | DUMP, states, Inode(0))
+        self.ask(DUMP, states, Inode(0))
     }
 
     /// Returns the TCP socket with these local and remote addresses (both IPv4, or both IPv6). Returns `None` when
     /// this machine has no such socket.
     pub fn tcp_socket(&self, local: &SocketAddress, remote: &SocketAddress) -> Result<Option<TcpSocket>> {
-        let mut body = vec![local.family() as u8, libc::IPPROTO_TCP as u8, 0, 0];
-        body.extend(u32::MAX.to_ne_bytes());
-        body.extend(identity(local, remote, ANY_COOKIE)?);
         let mut found = None;
-        let outcome = self.exchange(REQUEST, &body, |message| {
+        self.tcp_reply(0, local, remote, |message| {
             found = read_tcp_socket(message);
             found.is_some()
-        });
-        match outcome {
-            // If no connection has these addresses, the kernel replies with the listener on the local address.
-            Ok(()) => Ok(found.filter(|socket| socket.state != LISTENING)),
-            Err(error) if error.errno == Errno::ENOENT => Ok(None),
-            Err(error) => Err(error),
-        }
+        })?;
+        // If no connection has these addresses, the kernel replies with the listener on the local address.
+        Ok(found.filter(|socket| socket.state != LISTENING))
     }
 
     /// Reports whether TCP-MD5 keys are set on the socket with these addresses. For a listener, `remote` is the
@@ -159,36 +150,35 @@ impl SockDiag {
         const MD5_KEYS: u16 = 18;
         /// INET_DIAG_INFO: a reply shows the keys only together with this attribute.
         const SHOW_INFO: u8 = 1 << 1;
-        let mut body = vec![local.family() as u8, libc::IPPROTO_TCP as u8, SHOW_INFO, 0];
-        body.extend(u32::MAX.to_ne_bytes());
-        body.extend(identity(local, remote, ANY_COOKIE)?);
         let mut found = false;
-        let outcome = self.exchange(REQUEST, &body, |message| {
+        self.tcp_reply(SHOW_INFO, local, remote, |message| {
             each_attribute(message.get(FIXED_BYTES..).unwrap_or_default(), |kind, _| {
                 found |= kind == MD5_KEYS
             })
-        });
-        match outcome {
-            Ok(()) => Ok(found),
-            Err(error) if error.errno == Errno::ENOENT => Ok(false),
-            Err(error) => Err(error),
-        }
+        })?;
+        Ok(found)
+    }
+
+    /// Asks for one TCP socket. Ignores that no socket has these addresses.
+    fn tcp_reply(
+        &self,
+        show: u8,
+        local: &SocketAddress,
+        remote: &SocketAddress,
+        read: impl FnMut(&[u8]) -> bool,
+    ) -> Result<()> {
+        let identity = identity(local, remote, ANY_COOKIE)?;
+        let body = inet(local.family().into(), libc::IPPROTO_TCP, show, ANY_STATE, &identity);
+        unless(&[Errno::ENOENT], self.exchange(0, &body, read)).map(drop)
     }
 
     /// Returns all TCP sockets of one address family with a local port, in any state (also TIME_WAIT).
     pub fn tcp_sockets_of_port(&self, family: i32, port: u16) -> Result<Vec<TcpSocketOfPort>> {
-        const REST_OF_IDENTITY_BYTES: usize = 46;
-        let mut body = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
-        body.extend(u32::MAX.to_ne_bytes());
-        body.extend(port.to_be_bytes());
-        body.extend([0; REST_OF_IDENTITY_BYTES]);
+        let mut identity = ANY_SOCKET;
+        identity[..2].copy_from_slice(&port.to_be_bytes());
         let mut found = Vec::new();
-        self.exchange(REQUEST | DUMP, &body, |message| {
-            let socket = read_tcp_socket(message).zip(read_end(message, Which::Local));
-            let socket = socket.zip(read_end(message, Which::Peer));
-            socket
-                .map(|((socket, local), peer)| found.push(TcpSocketOfPort { socket, local, peer }))
-                .is_some()
+        self.exchange(DUMP, &inet(family, libc::IPPROTO_TCP, 0, ANY_STATE, &identity), |message| {
+            read_connection(message).map(|one| found.push(one)).is_some()
         })?;
         Ok(found)
     }
@@ -203,40 +193,29 @@ impl SockDiag {
         local: &SocketAddress,
         remote: &SocketAddress,
     ) -> Result<()> {
-        let mut body = vec![local.family() as u8, libc::IPPROTO_TCP as u8, 0, 0];
-        body.extend(u32::MAX.to_ne_bytes());
-        body.extend(identity(local, remote, socket.cookie)?);
-        self.request(SOCK_DESTROY, REQUEST | ACKNOWLEDGE, &body, |_| true)
+        let identity = identity(local, remote, socket.cookie)?;
+        let body = inet(local.family().into(), libc::IPPROTO_TCP, 0, ANY_STATE, &identity);
+        self.request(SOCK_DESTROY, ACKNOWLEDGE, &body, |_| true)
     }
 
     /// Ends the closing TCP connections that have this mark, and that have no descriptor in any process.
     pub fn end_orphans(&self, mark: SocketMark) -> Result<()> {
         /// Bits of the states FIN_WAIT1, FIN_WAIT2, LAST_ACK and CLOSING.
         const CLOSING: u32 = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11;
-        const ADDRESSES_BYTES: usize = 48;
         const MARK: u16 = 15;
         for family in [libc::AF_INET, libc::AF_INET6] {
-            let mut body = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
-            body.extend(CLOSING.to_ne_bytes());
-            body.extend([0; ADDRESSES_BYTES]);
             let mut found = Vec::new();
-            self.exchange(REQUEST | DUMP, &body, |message| {
+            self.exchange(DUMP, &inet(family, libc::IPPROTO_TCP, 0, CLOSING, &ANY_SOCKET), |message| {
                 let mut is_marked = false;
                 each_attribute(message.get(FIXED_BYTES..).unwrap_or_default(), |kind, value| {
                     is_marked |= kind == MARK && word(value, 0) == mark.0;
                 });
-                let socket = read_tcp_socket(message).filter(|socket| is_marked && socket.inode == Inode(0));
-                let ends = read_end(message, Which::Local).zip(read_end(message, Which::Peer));
-                found.extend(socket.zip(ends));
+                let is_orphan = |one: &TcpSocketOfPort| is_marked && one.socket.inode == Inode(0);
+                found.extend(read_connection(message).filter(is_orphan));
                 true
             })?;
-            for (socket, (local, peer)) in found {
-                match self.destroy_tcp(socket, &local, &peer) {
-                    Err(error) if ![Errno::ENOENT, Errno(libc::ESTALE)].contains(&error.errno) => {
-                        return Err(error);
-                    }
-                    _ => {}
-                }
+            for TcpSocketOfPort { socket, local, peer } in found {
+                unless(&[Errno::ENOENT, Errno(libc::ESTALE)], self.destroy_tcp(socket, &local, &peer))?;
             }
         }
         Ok(())
@@ -245,12 +224,8 @@ impl SockDiag {
     /// Returns the destination of a TCP socket in state SYN_SENT. getpeername(2) does not return this address.
     pub fn connecting_to(&self, family: i32, inode: Inode) -> Result<Option<SocketAddress>> {
         const SYN_SENT: u32 = 1 << 2;
-        const ADDRESSES_BYTES: usize = 48;
-        let mut body = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
-        body.extend(SYN_SENT.to_ne_bytes());
-        body.extend([0; ADDRESSES_BYTES]);
         let mut found = None;
-        self.exchange(REQUEST | DUMP, &body, |message| {
+        self.exchange(DUMP, &inet(family, libc::IPPROTO_TCP, 0, SYN_SENT, &ANY_SOCKET), |message| {
             if read_tcp_socket(message).is_some_and(|socket| socket.inode == inode) {
                 found = read_end(message, Which::Peer);
             }
@@ -264,14 +239,10 @@ impl SockDiag {
     pub fn shut_halves(&self, family: i32, protocol: i32, inode: Inode) -> Result<Option<u8>> {
         const SHOW_SHUT: u8 = 1 << 7;
         const SHUT: u16 = 8;
-        const ADDRESSES_BYTES: usize = 48;
-        let mut body = vec![family as u8, protocol as u8, SHOW_SHUT, 0];
-        body.extend(u32::MAX.to_ne_bytes());
-        body.extend([0; ADDRESSES_BYTES]);
         let mut found = None;
-        let outcome = self.exchange(REQUEST | DUMP, &body, |message| {
-            let is_it = read_tcp_socket(message).is_some_and(|socket| socket.inode == inode);
-            if is_it {
+        let body = inet(family, protocol, SHOW_SHUT, ANY_STATE, &ANY_SOCKET);
+        let outcome = self.exchange(DUMP, &body, |message| {
+            if read_tcp_socket(message).is_some_and(|socket| socket.inode == inode) {
                 each_attribute(message.get(FIXED_BYTES..).unwrap_or_default(), |kind, value| {
                     if (kind, value.len()) == (SHUT, 1) {
                         found = Some(value[0]);
@@ -280,12 +251,8 @@ impl SockDiag {
             }
             true
         });
-        match outcome {
-            Ok(()) => Ok(found),
-            // These errors mean that the kernel is built without sock_diag(7) for UDP sockets.
-            Err(error) if error.errno == Errno::ENOENT || error.errno == Errno::EINVAL => Ok(None),
-            Err(error) => Err(error),
-        }
+        unless(&NOT_LISTED, outcome)?;
+        Ok(found)
     }
 
     fn ask(&self, flags: u16, states: u32, inode: Inode) -> Result<Vec<UnixSocket>> {
@@ -308,45 +275,62 @@ impl SockDiag {
     }
 
     fn request(&self, kind: u16, flags: u16, body: &[u8], mut read: impl FnMut(&[u8]) -> bool) -> Result<()> {
-        let mut request = Vec::with_capacity(HEADER_BYTES + body.len());
-        request.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
-        request.extend(kind.to_ne_bytes());
-        request.extend(flags.to_ne_bytes());
+        let malformed = || self.socket.failed(Errno::EINVAL);
         let sequence = self.sequence.get().wrapping_add(1);
         self.sequence.set(sequence);
-        request.extend(sequence.to_ne_bytes());
-        request.extend([0; 4]);
-        request.extend(body);
-        sendto(&self.socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
-            .map_err(|errno| Error::new(NAME, errno))?;
+        let mut request = Vec::with_capacity(HEADER_BYTES + body.len());
+        netlink::write(&mut request, kind, REQUEST | flags, sequence, body);
+        self.socket.send(&request)?;
         let mut piece = self.piece.borrow_mut();
         loop {
-            let (length, _) = recv(&self.socket, &mut piece[..], RecvFlags::empty())
-                .map_err(|errno| Error::new(NAME, errno))?;
+            let length = self.socket.receive(&mut piece, RecvFlags::empty())?;
             // All messages of one piece belong to one reply. A piece of an earlier reply is skipped.
             if word(&piece[..length], SEQUENCE) != sequence {
                 continue;
             }
-            if read_piece(&piece[..length], &mut read)? || flags & DUMP == 0 {
+            for message in messages(&piece[..length]) {
+                let message = message.ok_or_else(malformed)?;
+                match message.kind {
+                    netlink::DONE => return Ok(()),
+                    netlink::ERROR => {
+                        return message.errno().map_or(Ok(()), |errno| Err(self.socket.failed(errno)));
+                    }
+                    SOCK_DIAG_BY_FAMILY if !read(message.bytes) => return Err(malformed()),
+                    _ => {}
+                }
+            }
+            if flags & DUMP == 0 {
                 return Ok(());
             }
         }
     }
 }
 
+/// Returns the value, or `None` if the outcome is one of these errors.
+fn unless<Value>(errnos: &[Errno], outcome: Result<Value>) -> Result<Option<Value>> {
+    match outcome {
+        Err(error) if errnos.contains(&error.errno) => Ok(None),
+        outcome => outcome.map(Some),
+    }
+}
+
+/// Returns the `struct inet_diag_req_v2` of a request about IP sockets.
+fn inet(family: i32, protocol: i32, show: u8, states: u32, identity: &[u8; IDENTITY_BYTES]) -> Vec<u8> {
+    [&[family as u8, protocol as u8, show, 0][..], &states.to_ne_bytes(), identity].concat()
+}
+
 /// A cookie that matches every socket (INET_DIAG_NOCOOKIE).
 const ANY_COOKIE: [u8; 8] = [0xff; 8];
 
 /// Returns the `struct inet_diag_sockid` of a socket with these addresses, on any interface.
-fn identity(local: &SocketAddress, remote: &SocketAddress, cookie: [u8; 8]) -> Result<Vec<u8>> {
+fn identity(local: &SocketAddress, remote: &SocketAddress, cookie: [u8; 8]) -> Result<[u8; IDENTITY_BYTES]> {
     let (Some(source), Some(target)) = (port_and_host(local), port_and_host(remote)) else {
         return Err(Error::new(NAME, Errno::EINVAL));
     };
-    let mut bytes = [source.0, target.0].concat();
-    bytes.extend([source.1, target.1].concat());
-    bytes.extend([0; 4]);
-    bytes.extend(cookie);
-    Ok(bytes)
+    let parts = [&source.0[..], &target.0, &source.1, &target.1, &[0; 4], &cookie].concat();
+    let mut identity = ANY_SOCKET;
+    identity.copy_from_slice(&parts);
+    Ok(identity)
 }
 
 /// Returns the port of an IP socket address in network byte order, and the host address in 16 bytes.
@@ -370,27 +354,9 @@ fn read_tcp_socket(message: &[u8]) -> Option<TcpSocket> {
     Some(TcpSocket { inode: Inode(u64::from(word(fixed, INODE))), state: fixed[STATE], cookie })
 }
 
-/// Parses the messages of one piece. Returns whether the piece was the last piece of the reply.
-fn read_piece(mut piece: &[u8], read: &mut impl FnMut(&[u8]) -> bool) -> Result<bool> {
-    let malformed = || Error::new(NAME, Errno::EINVAL);
-    while piece.len() >= HEADER_BYTES {
-        let length = word(piece, 0) as usize;
-        let message = piece.get(..length).filter(|_| length >= HEADER_BYTES).ok_or_else(malformed)?;
-        match u16::from_ne_bytes([message[4], message[5]]) {
-            NLMSG_DONE => return Ok(true),
-            NLMSG_ERROR => {
-                let errno = if message.len() >= HEADER_BYTES + 4 { word(message, HEADER_BYTES) } else { 0 };
-                if errno == 0 {
-                    return Ok(true);
-                }
-                return Err(Error::new(NAME, Errno(-(errno as i32))));
-            }
-            SOCK_DIAG_BY_FAMILY if !read(message) => return Err(malformed()),
-            _ => {}
-        }
-        piece = piece.get(length.next_multiple_of(4)..).unwrap_or_default();
-    }
-    Ok(false)
+fn read_connection(message: &[u8]) -> Option<TcpSocketOfPort> {
+    let (local, peer) = (read_end(message, Which::Local)?, read_end(message, Which::Peer)?);
+    Some(TcpSocketOfPort { socket: read_tcp_socket(message)?, local, peer })
 }
 
 fn read_socket(message: &[u8]) -> Option<UnixSocket> {
@@ -404,10 +370,7 @@ fn read_socket(message: &[u8]) -> Option<UnixSocket> {
     };
     let is_whole =
         each_attribute(&message[ANSWER_BYTES..], |kind, value| read_attribute(&mut socket, kind, value));
-    if !is_whole {
-        return None;
-    }
-    Some(socket)
+    is_whole.then_some(socket)
 }
 
 /// One end of a connection.
@@ -438,17 +401,6 @@ fn read_end(message: &[u8], which: Which) -> Option<SocketAddress> {
     Some(SocketAddress(bytes))
 }
 
-/// Passes every attribute to `read`. Returns whether all attributes were complete.
-fn each_attribute(mut rest: &[u8], mut read: impl FnMut(u16, &[u8])) -> bool {
-    while rest.len() >= 4 {
-        let length = usize::from(u16::from_ne_bytes([rest[0], rest[1]]));
-        let Some(value) = rest.get(4..length) else { return false };
-        read(u16::from_ne_bytes([rest[2], rest[3]]), value);
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-    }
-    true
-}
-
 fn read_attribute(socket: &mut UnixSocket, kind: u16, value: &[u8]) {
     match (kind, value.len()) {
         (0, _) => socket.name = Some(value.to_vec()),
@@ -461,10 +413,6 @@ fn read_attribute(socket: &mut UnixSocket, kind: u16, value: &[u8]) {
         (6, 1) => socket.shut = value[0],
         _ => {}
     }
-}
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)
 }
 
 #[cfg(test)]

@@ -17,7 +17,6 @@
 //! use
 //! Fallback: the caller makes the socket call itself
 
-use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use crate::clone::{self, CloneArguments};
@@ -82,20 +81,15 @@ pub fn perform(who: Credentials, groups: &[u32], act: Act<'_>) -> Result<()> {
         set_tid_size: 1,
         ..CloneArguments::default()
     };
-    // SAFETY: without CLONE_VM the child gets a copy of this address space. The child makes only system calls and
-    // ends in `run`. So the child never waits for a lock of a thread that does not exist in the child. In the
-    // shared descriptor table, the child changes only the descriptors that `act` borrows.
-    let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>()) };
-    match child {
-        -1 => return Err(Error::process(NAME, model::Pid(who.pid), Errno::last())),
-        0 => run(who, groups, &step),
-        _ => {}
-    }
-    let status = clone::reap(model::Pid(child as i32))?;
+    let failed = |errno| Error::process(NAME, model::Pid(who.pid), errno);
+    // SAFETY: `run` makes only system calls. In the shared descriptor table, it changes only the descriptors that `act`
+    // borrows. The pid lives during the call.
+    let child = unsafe { clone::create(&arguments, || run(who, groups, &step)) }.map_err(failed)?;
+    let status = clone::reap(child)?;
     match libc::WEXITSTATUS(status) {
         0 if libc::WIFEXITED(status) => Ok(()),
-        _ if !libc::WIFEXITED(status) => Err(Error::process(NAME, model::Pid(who.pid), Errno(libc::EINTR))),
-        errno => Err(Error::process(NAME, model::Pid(who.pid), Errno(errno))),
+        _ if !libc::WIFEXITED(status) => Err(failed(Errno(libc::EINTR))),
+        errno => Err(failed(Errno(errno))),
     }
 }
 

@@ -6,10 +6,11 @@
 //! Does not: hold packets.
 
 use crate::error::{Errno, Result};
+use crate::netlink::Attributes;
 use crate::nf_tables::{
     self, Header, Hook, Meta, REGISTER, SUBSYSTEM, Table, equal, expression, meta, value,
 };
-use crate::nfnetlink::{Attributes, Message, Wire};
+use crate::nfnetlink::{Message, Wire};
 
 const CHAIN: &str = "outgoing";
 const FLAGS_OFFSET: u32 = 13;

@@ -7,13 +7,12 @@ use std::collections::HashSet;
 
 use model::Inode;
 
-use super::{DUMP, LISTENING, REQUEST, SockDiag, read_tcp_socket};
-use crate::error::{Errno, Result};
+use super::{ANY_SOCKET, LISTENING, NOT_LISTED, SockDiag, inet, read_tcp_socket, unless};
+use crate::error::Result;
+use crate::netlink::{Attributes, DUMP};
 
 /// Request attribute for a protocol number above 255 (INET_DIAG_REQ_PROTOCOL).
 const PROTOCOL: u16 = 3;
-/// Size of `struct inet_diag_sockid` in bytes. All zeroes match any socket.
-const IDENTITY_BYTES: usize = 48;
 /// Types of Unix sockets that accept connections.
 const CONNECTING_KINDS: [i32; 2] = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET];
 
@@ -47,24 +46,18 @@ impl SockDiag {
 
     fn listening_inet(&self, family: i32, protocol: i32, found: &mut HashSet<Inode>) -> Result<()> {
         let short = u8::try_from(protocol);
-        let mut body = vec![family as u8, short.unwrap_or(libc::IPPROTO_RAW as u8), 0, 0];
-        body.extend((1_u32 << LISTENING).to_ne_bytes());
-        body.extend([0; IDENTITY_BYTES]);
+        let mut body =
+            inet(family, short.map_or(libc::IPPROTO_RAW, i32::from), 0, 1 << LISTENING, &ANY_SOCKET);
         if short.is_err() {
-            body.extend(8_u16.to_ne_bytes());
-            body.extend(PROTOCOL.to_ne_bytes());
-            body.extend((protocol as u32).to_ne_bytes());
+            body.extend(Attributes::default().bytes(PROTOCOL, &protocol.to_ne_bytes()).0);
         }
-        let outcome = self.exchange(REQUEST | DUMP, &body, |message| {
+        let outcome = self.exchange(DUMP, &body, |message| {
             let socket = read_tcp_socket(message).filter(|socket| socket.state == LISTENING);
             found.extend(socket.map(|socket| socket.inode).filter(|inode| *inode != Inode(0)));
             true
         });
-        match outcome {
-            // The kernel has no MPTCP sockets, or cannot list MPTCP sockets.
-            Err(error) if short.is_err() && [Errno::ENOENT, Errno::EINVAL].contains(&error.errno) => Ok(()),
-            outcome => outcome,
-        }
+        // The kernel has no MPTCP sockets, or cannot list MPTCP sockets.
+        unless(if short.is_err() { &NOT_LISTED } else { &[] }, outcome).map(drop)
     }
 }
 

@@ -5,8 +5,9 @@
 
 use model::Inode;
 
-use super::{DUMP, HEADER_BYTES, REQUEST, SockDiag, each_attribute, word};
-use crate::error::{Errno, Result};
+use super::{NOT_LISTED, SockDiag, unless};
+use crate::error::Result;
+use crate::netlink::{DUMP, HEADER_BYTES, each_attribute, word};
 
 const INODE_AT: usize = HEADER_BYTES + 4;
 const PROTOCOL_AT: usize = HEADER_BYTES + 2;
@@ -62,7 +63,7 @@ impl SockDiag {
             body.extend(word.to_ne_bytes());
         }
         let mut found = None;
-        let outcome = self.exchange(REQUEST | DUMP, &body, |message| {
+        let outcome = self.exchange(DUMP, &body, |message| {
             let is_whole = message.len() >= FIXED_BYTES;
             if is_whole && Inode(u64::from(word(message, INODE_AT))) == inode {
                 found = read(message);
@@ -70,11 +71,8 @@ impl SockDiag {
             }
             is_whole
         });
-        match outcome {
-            Ok(()) => Ok(found),
-            Err(error) if error.errno == Errno::ENOENT || error.errno == Errno::EINVAL => Ok(None),
-            Err(error) => Err(error),
-        }
+        unless(&NOT_LISTED, outcome)?;
+        Ok(found)
     }
 }
 
