@@ -65,9 +65,9 @@ fn header(to: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, of: (u8, u16),
     netlink::write(to, kind, REQUEST | flags, sequence, &[&[of.0, VERSION], &part[..], body].concat());
 }
 
-/// An nfnetlink socket.
+/// An nfnetlink socket. A receive call waits for at most [`ANSWER`].
 #[derive(Debug)]
-pub(crate) struct Wire(NetlinkSocket);
+pub(crate) struct Wire(pub(crate) NetlinkSocket);
 
 impl Wire {
     /// Opens a socket. `name` describes the purpose of the socket in errors.
@@ -113,7 +113,7 @@ impl Wire {
         let mut piece = vec![0; PIECE_BYTES];
         let mut outcome = Ok(());
         while count > 0 {
-            let length = self.receive(&mut piece, RecvFlags::empty())?;
+            let length = self.0.receive(&mut piece, RecvFlags::empty())?;
             for message in messages(&piece[..length]).flatten().filter(|one| one.kind == netlink::ERROR) {
                 let verdict = message.errno().map_or(Ok(()), |errno| Err(self.0.failed(errno)));
                 if message.sequence == BATCH_EDGE {
@@ -125,12 +125,6 @@ impl Wire {
             }
         }
         outcome
-    }
-
-    /// Receives messages into `piece`, and returns their total length in bytes. Without DONTWAIT, the call
-    /// waits for at most `ANSWER`.
-    pub(crate) fn receive(&self, piece: &mut [u8], flags: RecvFlags) -> Result<usize> {
-        self.0.receive(piece, flags)
     }
 }
 

@@ -165,7 +165,7 @@ impl PacketHold {
         let mut piece = vec![0; PIECE_BYTES];
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            match self.queue.receive(&mut piece, RecvFlags::DONTWAIT) {
+            match self.queue.0.receive(&mut piece, RecvFlags::DONTWAIT) {
                 Ok(length) => {
                     let packets = messages(&piece[..length]).flatten().filter(|one| one.kind == PACKET);
                     *last = packets.filter_map(|one| packet_number(one.bytes)).last().or(*last);

@@ -32,9 +32,6 @@ const PROC_CN_MCAST_LISTEN: u32 = 1;
 
 /// Length of `nlmsghdr` and `cn_msg`.
 const HEADER_BYTES: usize = netlink::HEADER_BYTES + 20;
-/// Length up to the union of `proc_event`. The fields before the union are the event type, the processor and
-/// the time.
-const EVENT_BYTES: usize = HEADER_BYTES + 16;
 const NONE: u32 = 0;
 const FORK: u32 = 1;
 const EXIT: u32 = 0x8000_0000;
@@ -101,9 +98,8 @@ impl ProcessEvents {
     /// Returns the next event. Returns `None` if no event has arrived. Does not wait.
     pub fn poll(&self) -> Result<Option<ProcessEvent>> {
         while let Some(message) = self.receive()? {
-            match message {
-                Message::Event(event) => return Ok(Some(event)),
-                Message::Answer(_) | Message::Other => {}
+            if let Some(Message::Event(event)) = message {
+                return Ok(Some(event));
             }
         }
         Ok(None)
@@ -113,8 +109,8 @@ impl ProcessEvents {
         let deadline = Deadline::after(ANSWER);
         loop {
             match self.receive()? {
-                Some(Message::Answer(0)) => return Ok(()),
-                Some(Message::Answer(errno)) => return Err(Error::new(NAME, Errno(errno))),
+                Some(Some(Message::Answer(0))) => return Ok(()),
+                Some(Some(Message::Answer(errno))) => return Err(Error::new(NAME, Errno(errno))),
                 Some(_) => {}
                 None => {
                     let left = deadline.left();
@@ -134,25 +130,26 @@ impl ProcessEvents {
         }
     }
 
-    fn receive(&self) -> Result<Option<Message>> {
+    /// Receives a message, if one has arrived, and parses it.
+    fn receive(&self) -> Result<Option<Option<Message>>> {
         let mut bytes = [0; MESSAGE_BYTES];
         match self.socket.receive(&mut bytes, RecvFlags::empty()) {
             Ok(length) => Ok(Some(read(&bytes[..length.min(MESSAGE_BYTES)]))),
             Err(error) if [libc::EAGAIN, libc::EINTR].contains(&error.errno.0) => Ok(None),
-            Err(error) if error.errno == Errno(libc::ENOBUFS) => Ok(Some(Message::Event(ProcessEvent::Lost))),
+            Err(error) if error.errno == Errno(libc::ENOBUFS) => {
+                Ok(Some(Some(Message::Event(ProcessEvent::Lost))))
+            }
             Err(error) => Err(error),
         }
     }
 }
 
-/// A message of the connector.
+/// A message of the connector that this module uses.
 #[derive(Debug)]
 enum Message {
     /// The answer to a subscription: an errno, or 0.
     Answer(i32),
     Event(ProcessEvent),
-    /// Any other message.
-    Other,
 }
 
 fn subscription() -> Vec<u8> {
@@ -164,38 +161,28 @@ fn subscription() -> Vec<u8> {
     message
 }
 
-fn read(bytes: &[u8]) -> Message {
-    let word = |index: usize| {
-        let at = index * size_of::<u32>();
-        let word = bytes.get(at..at + size_of::<u32>())?;
-        Some(u32::from_ne_bytes(word.try_into().ok()?))
-    };
-    // Words of the union, which follows the common fields of all events.
-    let field = |index: usize| word(EVENT_BYTES / size_of::<u32>() + index);
-    parse(&word, &field).unwrap_or(Message::Other)
-}
-
-fn parse(word: &impl Fn(usize) -> Option<u32>, field: &impl Fn(usize) -> Option<u32>) -> Option<Message> {
-    let begin = HEADER_BYTES / size_of::<u32>();
-    let is_of_connector = word(4)? == CN_IDX_PROC && word(5)? == CN_VAL_PROC;
-    if !is_of_connector {
+/// Returns `None` for any other message.
+fn read(bytes: &[u8]) -> Option<Message> {
+    let words: Vec<u32> = bytes.chunks_exact(size_of::<u32>()).map(|bytes| netlink::word(bytes, 0)).collect();
+    let (header, event) = words.split_at_checked(HEADER_BYTES / size_of::<u32>())?;
+    // The fields of the union follow the common fields of all events.
+    let [kind, _processor, low, high, fields @ ..] = event else { return None };
+    if header[4..6] != [CN_IDX_PROC, CN_VAL_PROC] {
         return None;
     }
-    let pid = |index| Some(Pid(field(index)? as i32));
-    let nanoseconds = u64::from(word(begin + 2)?) | u64::from(word(begin + 3)?) << 32;
-    let at = Duration::from_nanos(nanoseconds);
-    match word(begin)? {
-        NONE => Some(Message::Answer(field(0)? as i32)),
-        FORK => {
-            // The fields are: tid and pid of the parent, tid and pid of the child.
-            let (parent, thread, child) = (pid(1)?, pid(2)?, pid(3)?);
-            (thread == child).then_some(Message::Event(ProcessEvent::Forked { parent, child, at }))
+    let at = Duration::from_nanos(u64::from(*low) | u64::from(*high) << 32);
+    let pid = |field: u32| Pid(field.cast_signed());
+    match (*kind, fields) {
+        (NONE, [errno, ..]) => Some(Message::Answer(errno.cast_signed())),
+        // The fields are: tid and pid of the parent, tid and pid of the child. A new thread has another tid.
+        (FORK, [_, parent, thread, child, ..]) if thread == child => {
+            let (parent, child) = (pid(*parent), pid(*child));
+            Some(Message::Event(ProcessEvent::Forked { parent, child, at }))
         }
-        EXIT => {
-            // The fields are: tid, pid, and the status in the format of wait(2).
-            let signal = field(2)? as i32 & 0x7f;
-            let event = ProcessEvent::Killed { pid: pid(1)?, signal: Signal(signal), at };
-            (signal != 0).then_some(Message::Event(event))
+        // The fields are: tid, pid, and the status in the format of wait(2).
+        (EXIT, [_, dead, status, ..]) if status & 0x7f != 0 => {
+            let signal = Signal((status & 0x7f).cast_signed());
+            Some(Message::Event(ProcessEvent::Killed { pid: pid(*dead), signal, at }))
         }
         _ => None,
     }
@@ -246,6 +233,6 @@ mod tests {
         let mut message = subscription();
         message.resize(HEADER_BYTES, 0);
         message.extend(EXIT.to_ne_bytes());
-        assert!(matches!(read(&message), Message::Other));
+        assert!(read(&message).is_none());
     }
 }

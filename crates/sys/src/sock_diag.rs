@@ -152,9 +152,7 @@ impl SockDiag {
         const SHOW_INFO: u8 = 1 << 1;
         let mut found = false;
         self.tcp_reply(SHOW_INFO, local, remote, |message| {
-            each_attribute(message.get(FIXED_BYTES..).unwrap_or_default(), |kind, _| {
-                found |= kind == MD5_KEYS
-            })
+            inet_attributes(message, |kind, _| found |= kind == MD5_KEYS)
         })?;
         Ok(found)
     }
@@ -207,7 +205,7 @@ impl SockDiag {
             let mut found = Vec::new();
             self.exchange(DUMP, &inet(family, libc::IPPROTO_TCP, 0, CLOSING, &ANY_SOCKET), |message| {
                 let mut is_marked = false;
-                each_attribute(message.get(FIXED_BYTES..).unwrap_or_default(), |kind, value| {
+                inet_attributes(message, |kind, value| {
                     is_marked |= kind == MARK && word(value, 0) == mark.0;
                 });
                 let is_orphan = |one: &TcpSocketOfPort| is_marked && one.socket.inode == Inode(0);
@@ -227,7 +225,7 @@ impl SockDiag {
         let mut found = None;
         self.exchange(DUMP, &inet(family, libc::IPPROTO_TCP, 0, SYN_SENT, &ANY_SOCKET), |message| {
             if read_tcp_socket(message).is_some_and(|socket| socket.inode == inode) {
-                found = read_end(message, Which::Peer);
+                found = read_end(message, PEER);
             }
             true
         })?;
@@ -243,7 +241,7 @@ impl SockDiag {
         let body = inet(family, protocol, SHOW_SHUT, ANY_STATE, &ANY_SOCKET);
         let outcome = self.exchange(DUMP, &body, |message| {
             if read_tcp_socket(message).is_some_and(|socket| socket.inode == inode) {
-                each_attribute(message.get(FIXED_BYTES..).unwrap_or_default(), |kind, value| {
+                inet_attributes(message, |kind, value| {
                     if (kind, value.len()) == (SHUT, 1) {
                         found = Some(value[0]);
                     }
@@ -354,8 +352,13 @@ fn read_tcp_socket(message: &[u8]) -> Option<TcpSocket> {
     Some(TcpSocket { inode: Inode(u64::from(word(fixed, INODE))), state: fixed[STATE], cookie })
 }
 
+/// Passes every attribute of a reply about an IP socket to `read`. Returns whether all attributes were complete.
+fn inet_attributes(message: &[u8], read: impl FnMut(u16, &[u8])) -> bool {
+    each_attribute(message.get(FIXED_BYTES..).unwrap_or_default(), read)
+}
+
 fn read_connection(message: &[u8]) -> Option<TcpSocketOfPort> {
-    let (local, peer) = (read_end(message, Which::Local)?, read_end(message, Which::Peer)?);
+    let (local, peer) = (read_end(message, LOCAL)?, read_end(message, PEER)?);
     Some(TcpSocketOfPort { socket: read_tcp_socket(message)?, local, peer })
 }
 
@@ -368,25 +371,17 @@ fn read_socket(message: &[u8]) -> Option<UnixSocket> {
         state: fixed[HEADER_BYTES + 2],
         ..UnixSocket::default()
     };
-    let is_whole =
-        each_attribute(&message[ANSWER_BYTES..], |kind, value| read_attribute(&mut socket, kind, value));
-    is_whole.then_some(socket)
+    each_attribute(&message[ANSWER_BYTES..], |kind, value| read_attribute(&mut socket, kind, value))
+        .then_some(socket)
 }
 
-/// One end of a connection.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Which {
-    Local,
-    Peer,
-}
+/// Offsets of port and host of the two ends of a connection in a reply.
+const LOCAL: (usize, usize) = (HEADER_BYTES + 4, HEADER_BYTES + 8);
+const PEER: (usize, usize) = (HEADER_BYTES + 6, HEADER_BYTES + 24);
 
 /// Returns one address in a reply about a TCP socket, as a `struct sockaddr`.
-fn read_end(message: &[u8], which: Which) -> Option<SocketAddress> {
+fn read_end(message: &[u8], (port, host): (usize, usize)) -> Option<SocketAddress> {
     const SCOPE: usize = HEADER_BYTES + 40;
-    let (port, host) = match which {
-        Which::Local => (HEADER_BYTES + 4, HEADER_BYTES + 8),
-        Which::Peer => (HEADER_BYTES + 6, HEADER_BYTES + 24),
-    };
     let family = u16::from(*message.get(HEADER_BYTES)?);
     let mut bytes = family.to_ne_bytes().to_vec();
     bytes.extend(message.get(port..port + 2)?);
@@ -422,7 +417,7 @@ mod tests {
 
     use super::*;
 
-    fn inode(socket: &impl AsRawFd) -> Inode {
+    pub(super) fn inode(socket: &impl AsRawFd) -> Inode {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap();
         let text = link.to_str().unwrap().trim_start_matches("socket:[").trim_end_matches(']').to_owned();
         Inode(text.parse().unwrap())

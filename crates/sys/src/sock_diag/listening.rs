@@ -63,15 +63,8 @@ impl SockDiag {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
+    use super::super::tests::inode;
     use super::*;
-
-    fn inode(socket: &impl AsRawFd) -> Inode {
-        let link = std::fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap();
-        let text = link.to_str().unwrap().trim_start_matches("socket:[").trim_end_matches(']').to_owned();
-        Inode(text.parse().unwrap())
-    }
 
     #[test]
     fn listeners_of_every_kind_are_found_and_others_are_not() {
