@@ -100,12 +100,6 @@ pub enum EngineError {
     /// Row: kernel-differs
     #[error("{0}\nhelp: restore under the kernel that the checkpoint was taken on")]
     KernelDiffers(String),
-    /// The caller requested a sort of restore that is not implemented yet.
-    /// Row: not-built
-    #[error(
-        "{0} is not supported yet\nhelp: leave out --pid; the tree then gets the pids of the checkpoint, which must be free"
-    )]
-    NotBuilt(&'static str),
     /// Files that the subject can write differ from their state at the checkpoint.
     /// Row: files-changed
     #[error("{}", changed_files(.0))]

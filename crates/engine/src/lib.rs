@@ -33,8 +33,8 @@ pub use resource::fd::{Connections, Kept, Vacated};
 pub use resource::files::{ChangedFile, Covered, Effect, FileRecord};
 pub use restore::{
     Applied, ApplyOptions, Aside, BeforeRun, FilePolicy, Files, FilterInstall, ImageDescriptor, ImageMapping,
-    ImageProcess, Inventory, PidPolicy, PreparedRestore, ProcessState, RestoreOptions, RestorePhases,
-    Restored, Rollback, apply, check_pids, check_records, inventory, recorded_files, restore, restore_lazily,
+    ImageProcess, Inventory, PreparedRestore, ProcessState, RestoreOptions, RestorePhases, Restored,
+    Rollback, apply, check_pids, check_records, inventory, recorded_files, restore, restore_lazily,
 };
 pub use tracee::Roots;
 pub use undo::watch::Boundary;

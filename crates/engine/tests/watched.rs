@@ -19,7 +19,7 @@ use sys::seccomp_listener::{Listener, Notification, Receipt, Waited, watch_progr
 use sys::watched_start::watch_from_start;
 use tracee::procfs;
 use undying_engine::{
-    CheckpointOptions, FilePolicy, Files, FilterInstall, PidPolicy, RestoreOptions, checkpoint, restore,
+    CheckpointOptions, FilePolicy, Files, FilterInstall, RestoreOptions, checkpoint, restore,
 };
 
 /// The maximum duration of a wait.
@@ -152,7 +152,6 @@ impl Lab {
         };
         let watch = FilterInstall { program: watch_program(), listener: Box::new(listener) };
         let options = RestoreOptions {
-            pid: PidPolicy::Same,
             files: Files { policy: FilePolicy::Keep, ..Files::default() },
             watch: is_watched.then_some(watch),
             ..RestoreOptions::default()

@@ -153,10 +153,9 @@ fn of_engine(error: &EngineError) -> ExitCode {
         | EngineError::NoProcess(_)
         | EngineError::Changed(_)
         | EngineError::Unsteady => ExitCode::Refused,
-        EngineError::Permission { .. }
-        | EngineError::KernelDiffers(_)
-        | EngineError::NotBuilt(_)
-        | EngineError::LazyMissing(_) => ExitCode::Missing,
+        EngineError::Permission { .. } | EngineError::KernelDiffers(_) | EngineError::LazyMissing(_) => {
+            ExitCode::Missing
+        }
         EngineError::LazyLost(cause) | EngineError::InPart(cause) => of_engine(cause),
         EngineError::UnknownRecord { .. } | EngineError::Incomplete(_) | EngineError::AsideRefused { .. } => {
             ExitCode::Damaged
@@ -291,7 +290,6 @@ mod tests {
         let permission = EngineError::Permission { pid: Pid(1), why: String::new() };
         assert_eq!(of_engine(&permission), ExitCode::Missing);
         assert_eq!(of_engine(&EngineError::KernelDiffers(String::new())), ExitCode::Missing);
-        assert_eq!(of_engine(&EngineError::NotBuilt("x")), ExitCode::Missing);
     }
 
     #[test]

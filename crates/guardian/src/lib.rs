@@ -45,7 +45,7 @@ mod tidying;
 mod time;
 mod undoing;
 
-pub use engine::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, PidPolicy, Preference, Tuning};
+pub use engine::{MAX_PAUSE_DEFAULT, MAX_PAUSE_MIN, Preference, Tuning};
 pub use error::{Found, GuardianError, Result};
 pub use event::kind::EventKind;
 pub use event::reason::{headline, one_line};

@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use engine::{
-    BeforeRun, CheckpointOptions, Covered, FilePolicy, Files, PidPolicy, RestoreOptions, Restored, Rollback,
-};
+use engine::{BeforeRun, CheckpointOptions, Covered, FilePolicy, Files, RestoreOptions, Restored, Rollback};
 use model::{ByteCount, PageCount, Pid, Sequence};
 use rustix::event::{PollFd, PollFlags, poll};
 use store::{Codec, ImageWriter, WriteOptions};
@@ -108,8 +106,6 @@ pub struct RestoreRequest {
     pub image: String,
     /// The store in which names are resolved.
     pub store: StoreLocation,
-    /// How the pids of the restored processes are chosen.
-    pub numbers: PidPolicy,
     /// What happens when regular files have changed since the checkpoint.
     pub files: RestoredFiles,
     /// Whether the tree runs while its memory is still being filled.
@@ -169,7 +165,6 @@ pub fn restore(request: &RestoreRequest, on_event: &mut dyn FnMut(&RunEvent)) ->
     let (rollback, covered, done) = plan_rollback(request, going.as_ref(), &parts)?;
     let failure: Rc<OnceCell<String>> = Rc::default();
     let options = RestoreOptions {
-        pid: request.numbers,
         inherited: streams.duplicates()?,
         files: files_of(request, &parts, covered, rollback),
         connections_lost: request.lose_connections,

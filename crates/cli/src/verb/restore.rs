@@ -8,24 +8,15 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use guardian::{PidPolicy, RestoreRequest, RestoredFiles, RunEvent};
+use guardian::{RestoreRequest, RestoredFiles, RunEvent};
 
 use super::interface::Verb;
 use crate::failure::Failure;
 use crate::narrator::Narrator;
 use crate::{parse, print};
 
-/// The values of `--pid`.
-const NUMBERS: [(&str, PidPolicy); 4] = [
-    ("auto", PidPolicy::Auto),
-    ("same", PidPolicy::Same),
-    ("ns", PidPolicy::Namespace),
-    ("any", PidPolicy::Any),
-];
-
 const PID_HELP: &str = "\
-Pids of the restored tree: same (the pids of the checkpoint; refused if a pid is in use) or auto (currently equal to \
-same)";
+Pids of the restored tree: same or auto. Both mean the pids of the checkpoint; refused if a pid is in use";
 
 const FILES_HELP: &str = "\
 What happens to files that the program has changed: rewind, refuse, keep or force [default: rewind if the subject has \
@@ -111,18 +102,15 @@ impl Verb for Restore {
                     .value_name("HOW")
                     .default_value("auto")
                     .hide_possible_values(true)
-                    .value_parser(PossibleValuesParser::new(NUMBERS.map(|(name, _)| name)))
+                    .value_parser(PossibleValuesParser::new(["auto", "same"]))
                     .help(PID_HELP),
             )
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let wanted = matches.get_one::<String>("pid").map_or("auto", String::as_str);
-        let numbers = NUMBERS.iter().find(|(name, _)| *name == wanted);
         let request = RestoreRequest {
             image: parse::given_image(matches),
             store: parse::given_store(matches)?,
-            numbers: numbers.map_or(PidPolicy::Auto, |(_, numbers)| *numbers),
             files: RestoredFiles::NAMED
                 .into_iter()
                 .find(|files| matches.get_one::<String>("files").is_some_and(|given| given == files.name()))

@@ -161,10 +161,6 @@ fn a_pid_that_is_taken_is_named_and_left_alone() {
         assert_refused(&said, 3, &[&format!("pid {pid} is taken")]);
     }
     counter.goes_on(3);
-    for how in ["ns", "any"] {
-        let said = lab.say(["restore", "--detach", "--pid", how, image.to_str().unwrap()]);
-        assert_refused(&said, 4, &["--pid ns, --pid any", "not supported yet", "help: leave out --pid"]);
-    }
     let said = lab.say(["checkpoint", &pid.to_string(), "--image", image.to_str().unwrap()]);
     assert_refused(&said, 3, &["exists already"]);
 }

@@ -53,25 +53,9 @@ use lazy::Lazy;
 use plan::Plan;
 pub use tree::FilterInstall;
 
-/// Which pids a restored tree gets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum PidPolicy {
-    /// The pids of the checkpoint. The restore is refused if one of these pids is not free.
-    #[default]
-    Auto,
-    /// The pids of the checkpoint. The restore is refused if one of these pids is not free.
-    Same,
-    /// A new pid namespace. Not implemented yet: the restore is refused.
-    Namespace,
-    /// Any free pids. Not implemented yet: the restore is refused.
-    Any,
-}
-
 /// Options of a restore.
 #[derive(Debug, Default)]
 pub struct RestoreOptions {
-    /// Which pids the tree gets.
-    pub pid: PidPolicy,
     /// Descriptors of this process that the subject may get back, each with the device and inode of its file.
     pub inherited: Vec<(u64, Inode, OwnedFd)>,
     /// Listening sockets that were kept open while the subject was dead. If the subject had such a listener at the
@@ -323,13 +307,6 @@ fn given(options: &mut RestoreOptions) -> files::Given {
     }
 }
 
-fn require_same_pids(policy: PidPolicy) -> Result<()> {
-    if matches!(policy, PidPolicy::Namespace | PidPolicy::Any) {
-        return Err(EngineError::NotBuilt("restoring with other pids (--pid ns, --pid any)"));
-    }
-    Ok(())
-}
-
 /// Creates all processes and their mappings. With `shares`, fills the memory that the processes share.
 fn build(
     (reader, plan, open): (&ImageReader, &Plan, &OpenFiles),
@@ -348,7 +325,6 @@ fn restore_with(
     running: Option<&mut dyn FnMut(&Restored)>,
 ) -> Result<Restored> {
     let started = Stopwatch::start();
-    require_same_pids(options.pid)?;
     let mut lap = started;
     let mut phases = RestorePhases::default();
     prepared.check_machine(options.late_timers)?;

@@ -11,8 +11,8 @@ use model::{PageCount, Pid, Sequence, Signal, Tid};
 use store::{LogOptions, LogWriter, RetentionPolicy, Store, SubjectName};
 use track::TrackerKind;
 use undying_engine::{
-    CheckpointOptions, Continuous, FilePolicy, Files, MAX_PAUSE_DEFAULT, PidPolicy, RestoreOptions, Taken,
-    Tuning, restore,
+    CheckpointOptions, Continuous, FilePolicy, Files, MAX_PAUSE_DEFAULT, RestoreOptions, Taken, Tuning,
+    restore,
 };
 
 /// The memory of the program in MiB: 65,536 pages, many times the number that one stop copies.
@@ -184,7 +184,7 @@ fn fill_and_restore(tracker: &'static dyn TrackerKind) -> u32 {
     log.close().unwrap();
     let reader = lab.store.image(&lab.name, committed.sequence).unwrap();
     let files = Files { policy: FilePolicy::Keep, ..Files::default() };
-    let options = RestoreOptions { pid: PidPolicy::Same, files, ..RestoreOptions::default() };
+    let options = RestoreOptions { files, ..RestoreOptions::default() };
     await_pass_of(&lab, restore(reader, options).unwrap().roots.first());
     slices
 }

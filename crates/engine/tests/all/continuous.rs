@@ -18,8 +18,8 @@ use sys::features::Feature;
 use tracee::procfs::Mapping;
 use track::{Attach, Coverage, DirtyPages, Moment, Properties, TrackError, Tracker, TrackerKind};
 use undying_engine::{
-    CheckpointOptions, Continuous, FilePolicy, Files, MAX_PAUSE_MIN, PidPolicy, Preference, RestoreOptions,
-    Tuning, checkpoint, restore,
+    CheckpointOptions, Continuous, FilePolicy, Files, MAX_PAUSE_MIN, Preference, RestoreOptions, Tuning,
+    checkpoint, restore,
 };
 
 use crate::outside::remote_sink::RemoteSink;
@@ -94,7 +94,7 @@ impl Lab {
 
     fn restore(&self, sequence: Sequence) -> Pid {
         let reader = self.store.image(&self.name, sequence).unwrap();
-        let options = RestoreOptions { pid: PidPolicy::Same, files: kept(), ..RestoreOptions::default() };
+        let options = RestoreOptions { files: kept(), ..RestoreOptions::default() };
         restore(reader, options).unwrap().roots.first()
     }
 }
@@ -371,7 +371,7 @@ fn a_single_checkpoint_restores() {
         assert_alive(pid);
         kill(pid);
         std::fs::write(lab.said(), format!("{:64}", "round 0")).unwrap();
-        let options = RestoreOptions { pid: PidPolicy::Same, files: kept(), ..RestoreOptions::default() };
+        let options = RestoreOptions { files: kept(), ..RestoreOptions::default() };
         pid = restore(ImageReader::open(&image).unwrap(), options).unwrap().roots.first();
         lab.await_rounds(1);
         let rounds = lab.rounds().unwrap();

@@ -9,7 +9,7 @@ use model::{Pid, Sequence, Signal};
 use store::{LogOptions, LogWriter, Store, SubjectName};
 use tracee::Roots;
 use undying_engine::{
-    CheckpointOptions, Continuous, FilePolicy, Files, Held, PidPolicy, RestoreOptions, Taken, restore,
+    CheckpointOptions, Continuous, FilePolicy, Files, Held, RestoreOptions, Taken, restore,
 };
 
 /// The time for which a subject is held. With `UNDYING_LONG_TESTS`, `HELD_LONG` is used instead.
@@ -115,7 +115,7 @@ impl Ring {
     fn restore(&self, sequence: Sequence) {
         let reader = self.store.image(&self.name, sequence).unwrap();
         let files = Files { policy: FilePolicy::Keep, ..Files::default() };
-        let options = RestoreOptions { pid: PidPolicy::Same, files, ..RestoreOptions::default() };
+        let options = RestoreOptions { files, ..RestoreOptions::default() };
         let roots = restore(reader, options).unwrap().roots;
         assert_eq!(roots, self.roots);
         let number = self.number();

@@ -11,8 +11,7 @@ use store::{
     ImageReader, ImageWriter, LogOptions, LogWriter, RetentionPolicy, Store, SubjectName, WriteOptions,
 };
 use undying_engine::{
-    CheckpointOptions, Continuous, EngineError, FilePolicy, Files, PidPolicy, RestoreOptions, checkpoint,
-    restore,
+    CheckpointOptions, Continuous, EngineError, FilePolicy, Files, RestoreOptions, checkpoint, restore,
 };
 
 /// The number of checkpoints of each subject.
@@ -140,7 +139,7 @@ fn goes_on(lab: &Lab, mode: &str, refusals_max: usize) -> Option<Sequence> {
 
 fn restores(image: ImageReader) {
     let files = Files { policy: FilePolicy::Keep, ..Files::default() };
-    let options = RestoreOptions { pid: PidPolicy::Same, files, ..RestoreOptions::default() };
+    let options = RestoreOptions { files, ..RestoreOptions::default() };
     let root = restore(image, options).unwrap().roots.first();
     std::thread::sleep(Duration::from_millis(100));
     let raw = rustix::process::Pid::from_raw(root.get()).unwrap();

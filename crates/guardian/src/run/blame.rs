@@ -69,7 +69,6 @@ fn of_engine(error: &EngineError) -> RestoreError {
         | EngineError::NotInPlace(_) => RestoreError::Unusable,
         EngineError::Permission { .. }
         | EngineError::KernelDiffers(_)
-        | EngineError::NotBuilt(_)
         | EngineError::AsideRefused { .. }
         | EngineError::ClockBehind { .. }
         | EngineError::LazyMissing(_) => RestoreError::Configuration,

@@ -248,7 +248,6 @@ impl Rebuild {
         let parts = Parts::of_subject(&self.directory);
         let failure: Rc<OnceCell<String>> = Rc::default();
         let options = RestoreOptions {
-            pid: engine::PidPolicy::Same,
             inherited: self.streams.duplicates()?,
             held: channels.map(ComponentChannels::kept).transpose()?.unwrap_or_default(),
             kept: kept.clone(),

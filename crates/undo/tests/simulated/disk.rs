@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::key::{Attributes, FileKey, Time};
 
 /// The number of the only device.
-const DEVICE: u64 = 1;
+pub(crate) const DEVICE: u64 = 1;
 /// Directories that exist from the beginning.
 pub(crate) const ROOT: u64 = 1;
 pub(crate) const LOG: u64 = 2;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FileType;
 use sys::file_rights::Access;
 
-use super::disk::{ASIDE, Disk, Extended, KEPT, NEW, ROOT, TRANSIT, kept_name, key_of, parent_of};
-use crate::back::files::{Entry, FileSystem, Status, Work};
+use super::disk::{ASIDE, DEVICE, Disk, Extended, KEPT, NEW, ROOT, TRANSIT, kept_name, key_of, parent_of};
+use crate::back::files::{Entry, FileSystem, Passed, Status, Work};
 use crate::error::Result;
 use crate::key::{Attributes, FileKey};
 use crate::rights::Rights;
