@@ -180,8 +180,8 @@ impl<'a> Schedule<'a> {
     fn replace(&mut self) {
         let Some(path) = self.subject.replace().unwrap() else { return };
         let before = picture(&self.disk);
-        for to in reachable_on(&self.disk).unwrap().0 {
-            match go_back_on(&self.disk, &self.files, to, self.terms(Durability::Kill)) {
+        for to in reachable_on(&self.disk.storage()).unwrap().0 {
+            match go_back_on(&self.disk.storage(), &self.files, to, self.terms(Durability::Kill)) {
                 Ok(_) => {
                     return self.check(to);
                 }

@@ -582,7 +582,7 @@ fn a_replaced_file_is_named_and_a_removed_file_stays_away() {
         bench.range("file", 0, 5);
         bench.write("file", "then!");
         if is_ended {
-            bench.log.ended(Clock::default().wall().into(), &[]).unwrap();
+            bench.log.ended(|| Clock::default().wall().into(), &[]).unwrap();
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         fs::copy(bench.path("file"), bench.path("copy")).unwrap();

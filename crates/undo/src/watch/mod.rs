@@ -325,14 +325,9 @@ impl Watch {
         let mut state = self.shared.state();
         state.watched.mapped.stop();
         let clock = &self.options.clock;
-        let mut now = clock.wall();
-        let outcome = state.log.ended(
-            || {
-                now = clock.wall();
-                now.into()
-            },
-            &lengths,
-        );
+        let now = std::cell::OnceCell::new();
+        let end = || *now.get_or_init(|| clock.wall());
+        let outcome = state.log.ended(|| end().into(), &lengths);
         match outcome {
             Err(UndoError::Kernel(error)) if state.epoch.broken.is_none() => return Err(error.into()),
             outcome => state.or_break(outcome, "the time of the end"),
@@ -341,7 +336,7 @@ impl Watch {
         drop(state);
         // A change in the same tick of the kernel would get an earlier time than the end.
         let tick = Deadline::after(TICK_MAX);
-        while clock::of_changes() <= now && !tick.has_passed() {
+        while clock::of_changes() <= end() && !tick.has_passed() {
             std::thread::sleep(TICK_PART);
         }
         Ok(())

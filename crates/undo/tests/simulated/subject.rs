@@ -210,7 +210,7 @@ impl FileSubject {
 
     /// Replaces a random file that has one name by a copy, without records. Returns the path of the file. Does nothing if
     /// paths are stale.
-    pub(super) fn replace(&mut self) -> Result<Option<PathBuf>> {
+    pub fn replace(&mut self) -> Result<Option<PathBuf>> {
         if self.has_stale_paths {
             return Ok(None);
         }
