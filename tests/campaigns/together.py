@@ -177,6 +177,8 @@ def trial(options, scratch, say):
             break
     if options.hold and not any(client.wrong for client in clients):
         held = say_to(group.command, "hold", "shop", "--for", "%ds" % (options.hold + LIMIT_S))
+        # Answers from before the stop can still be on their way.
+        time.sleep(1)
         counts = [client.last for client in clients]
         time.sleep(options.hold)
         is_still = counts == [client.last for client in clients]
