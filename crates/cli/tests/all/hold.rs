@@ -30,8 +30,9 @@ fn clients_of_a_held_program_see_a_delay_and_no_error() {
             std::thread::sleep(Duration::from_millis(100));
             let said = lab.say(["hold", "job", "--for", "5m"]);
             assert!(said.code == Some(0) && said.stderr.contains("job is held at job@"), "{said:?}");
-            let status = guarded.status();
-            assert_eq!(status["state"], "held", "{status}");
+            let status = until("the hold in the status", || {
+                Some(guarded.status()).filter(|status| status["state"] == "held")
+            });
             assert!(
                 status["held"]["seq"].as_u64().is_some() && status["held"]["until"].is_string(),
                 "{status}"

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirEntryExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -229,6 +230,11 @@ impl FileSystem for DiskFiles {
         }
         let system = rustix::fs::fstatfs(&node).map_err(|errno| Error::path("inspect", path, errno))?;
         Ok((system.f_type as u64 != TMPFS).then_some(way))
+    }
+
+    fn has_name_beside(&self, path: &Path, inode: u64) -> Result<bool> {
+        let entries = path.parent().and_then(|parent| parent.read_dir().ok());
+        Ok(entries.is_some_and(|entries| entries.flatten().any(|entry| entry.ino() == inode)))
     }
 
     fn rename(&self, from: &Node, name: &[u8], to: &Node, to_name: &[u8]) -> Result<()> {

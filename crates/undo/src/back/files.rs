@@ -88,6 +88,8 @@ pub(crate) trait FileSystem {
     /// Returns the inodes that a path passes, from the root directory to the last component that exists. Follows no
     /// symbolic link. Returns `None` if the path leads to `file`, and if it leads to a tmpfs, whose files are in images.
     fn way(&self, path: &Path, file: Option<(u64, u64)>) -> Result<Option<Vec<Passed>>>;
+    /// Reports whether an inode has a name in the directory of a path. Returns false if the directory cannot be read.
+    fn has_name_beside(&self, path: &Path, inode: u64) -> Result<bool>;
 
     /// Renames a file. Fails if the new name exists.
     fn rename(&self, from: &Self::Node, name: &[u8], to: &Self::Node, to_name: &[u8]) -> Result<()>;

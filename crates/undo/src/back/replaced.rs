@@ -10,7 +10,6 @@
 
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
@@ -30,7 +29,7 @@ pub(crate) struct RecordedNames<'a> {
 
 /// The present end of a path that another program leads away from a file.
 pub(crate) struct LedAway {
-    /// The latest change time of all inodes on the path.
+    /// The change time of the last inode on the path that exists.
     pub(crate) changed: Time,
     /// Whether the path leads to another file.
     is_taken: bool,
@@ -67,7 +66,9 @@ impl<'a> RecordedNames<'a> {
             index.is_some_and(|index| self.target.names.contains_key(&(*index, name.as_bytes().to_vec())))
         });
         let is_taken = way.len() == path.iter().count();
-        let changed = way.iter().map(|passed| passed.changed).max();
+        // A change of a name changes the ctime of the directory, and of the inode that gets the name. The ctime of a
+        // directory further up says little: it changes with every file that is created there.
+        let changed = way.last().map(|passed| passed.changed);
         Ok(changed.filter(|_| !is_by_subject).map(|changed| LedAway { changed, is_taken }))
     }
 }
@@ -105,8 +106,16 @@ impl Survey {
         for (index, inode) in target.inodes.iter().enumerate() {
             if self.now[index].is_none() || self.belongs[index] {
                 let file = self.now[index].as_ref().map(|now| (now.key.device, now.key.inode));
-                let away = names.led_away(files, &inode.path, file)?;
-                paths.extend(away.filter(|away| away.changed > ended).map(|_| inode.path.clone()));
+                let Some(away) = names.led_away(files, &inode.path, file)? else { continue };
+                // A rename changes the ctime of the file. Therefore, a log that was rotated while the program ran is no
+                // conflict, whatever happens in its directory later.
+                let changed = match &self.now[index] {
+                    Some(now) if files.has_name_beside(&inode.path, now.key.inode)? => now.changed,
+                    _ => away.changed,
+                };
+                if changed > ended {
+                    paths.push(inode.path.clone());
+                }
             }
         }
         Ok(paths)
@@ -134,15 +143,13 @@ impl RecordedNames<'_> {
         now: (u64, u64),
     ) -> Result<Option<PathBuf>> {
         let is_known = self.target.inodes.iter().any(|inode| (inode.key.device, inode.key.inode) == now);
-        if is_known || self.target.uncovered.contains(&now) || is_renamed(&path, now) {
+        if is_known || self.target.uncovered.contains(&now) {
+            return Ok(None);
+        }
+        // The restore opens such a file by its identity.
+        if files.has_name_beside(&path, now.1)? {
             return Ok(None);
         }
         Ok(self.led_away(files, &path, Some(now))?.map(|_| path))
     }
-}
-
-/// Reports whether the file has another name in the directory of its path. The restore then opens it by its identity.
-fn is_renamed(path: &Path, (_, inode): (u64, u64)) -> bool {
-    let entries = path.parent().and_then(|parent| parent.read_dir().ok());
-    entries.is_some_and(|entries| entries.flatten().any(|entry| entry.ino() == inode))
 }

@@ -606,6 +606,27 @@ fn a_replaced_file_is_named_and_a_removed_file_stays_away() {
     }
 }
 
+/// Other programs create files in the directory, and further up, after the end. They change the ctime of directories only.
+#[test]
+fn a_log_that_was_rotated_before_the_end_is_no_conflict() {
+    let Some(mut bench) = Bench::new() else { return };
+    bench.write("log", "first");
+    bench.boundary(1);
+    bench.range("log", 0, 5);
+    bench.write("log", "then!");
+    fs::rename(bench.path("log"), bench.path("log.1")).unwrap();
+    bench.write("log", "");
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    bench.log.ended(|| Clock::default().wall().into(), &[]).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    bench.write("unrelated", "");
+    let parent = bench.path("log").parent().unwrap().parent().unwrap().to_owned();
+    drop(tempfile::TempDir::new_in(parent).unwrap());
+    bench.back(1).unwrap();
+    assert_eq!(fs::read_to_string(bench.path("log.1")).unwrap(), "first");
+    assert_eq!(fs::read_to_string(bench.path("log")).unwrap(), "");
+}
+
 #[test]
 fn an_opened_file_that_another_program_has_replaced_is_named() {
     let Some(mut bench) = Bench::new() else { return };

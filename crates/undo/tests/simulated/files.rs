@@ -78,6 +78,14 @@ impl FileSystem for Files {
         Ok((file != Some((DEVICE, at))).then_some(way))
     }
 
+    fn has_name_beside(&self, path: &Path, inode: u64) -> Result<bool> {
+        let parent = path.parent().unwrap();
+        let way = self.way(parent, None)?.unwrap();
+        let directory = way.last().filter(|_| way.len() == parent.iter().count());
+        let names = directory.map(|directory| self.names(&directory.file.1)).transpose()?;
+        Ok(names.is_some_and(|names| names.iter().any(|entry| entry.inode == inode)))
+    }
+
     fn rename(&self, from: &u64, name: &[u8], to: &u64, to_name: &[u8]) -> Result<()> {
         self.disk.rename_to((*from, name), (*to, to_name), false)
     }
