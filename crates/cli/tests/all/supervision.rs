@@ -18,7 +18,9 @@ fn nothing_of_a_dead_life_goes_on_while_a_restart_waits() {
     until("a restart that waits", || (guarded.status()["state"] == "backing-off").then_some(()));
     let children = std::fs::read_to_string(lab.path("children")).unwrap();
     for child in children.lines() {
-        assert_eq!(ProcessId::of(Pid(child.parse().unwrap())).ok(), None, "child {child} of a dead life");
+        // A killed process exists until its parent has waited for it.
+        let pid = Pid(child.parse().unwrap());
+        until("the end of the children of the dead life", || ProcessId::of(pid).is_err().then_some(()));
     }
     let mut guardian = guarded.guardian;
     ProcessId::of(Pid(guardian.id() as i32)).unwrap().signal(Signal::TERM).unwrap();
