@@ -36,6 +36,7 @@ pub mod inotify;
 pub mod kcmp;
 pub mod launch;
 pub mod listener_holder;
+pub mod mapping_changes;
 pub mod message_queue;
 mod netlink;
 mod nf_tables;

@@ -1,7 +1,7 @@
 //! Reads the flags of mappings, which only `/proc/PID/smaps` shows.
 //!
-//! Owns: the interval between two reads, which depends on the cost of a read; the distinction between a
-//! userfaultfd of a tracker and a userfaultfd of the program.
+//! Owns: the interval between two reads, which depends on the cost of a read, and on whether the mappings can have
+//! changed; the distinction between a userfaultfd of a tracker and a userfaultfd of the program.
 //! Invariants: flags are read while the subject runs. Mappings with unknown flags are read after every pause.
 //! The flag of watched writes is removed only if a tracker is attached to this address space.
 //! Does not: detect a change of flags (madvise(2), mlock(2)) of a whole existing mapping before the next
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use model::Pid;
 use sys::clock::Clock;
 use sys::kcmp;
+use sys::mapping_changes::MappingChanges;
 use tracee::procfs::{self, Mapping};
 
 use crate::error::Result;
@@ -22,6 +23,9 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// The interval is at least this multiple of the duration of the reads of all processes, because the kernel walks all
 /// pages of the subject for these reads.
 const COST_PART: u32 = 50;
+/// If the kernel shows that no mapping has changed since the last read, the interval is this many times as long. The flags
+/// are still read, because a kernel may change some flag without counting this as a change.
+const UNCHANGED_FACTOR: u32 = 50;
 /// The flag of mappings that a userfaultfd watches for writes. In a tracked process, the tracker is the cause
 /// of this flag.
 const WATCHED: &str = "uw";
@@ -35,6 +39,8 @@ pub(super) struct FlagState {
     pub(super) has_old: bool,
     clock: Clock,
     read_at: Instant,
+    /// The count of changes (see `MappingChanges`) before the last read; `None` if unknown.
+    count: Option<u64>,
     /// The duration of the last read.
     pub(super) cost: Duration,
 }
@@ -43,19 +49,32 @@ impl FlagState {
     /// Records a read of the flags that began at `began` and has just ended.
     pub(super) fn read_since(clock: Clock, began: Instant) -> Self {
         let read_at = clock.now();
-        Self { has_old: false, clock, read_at, cost: read_at - began }
+        Self { has_old: false, clock, read_at, count: None, cost: read_at - began }
     }
 
     /// Reads the flags again if a read is due. `of_all` is the duration of the last reads of all processes together.
     /// Returns whether any flag may have changed.
-    pub(super) fn complete(&mut self, pid: Pid, mappings: &mut [Mapping], of_all: Duration) -> Result<bool> {
+    pub(super) fn complete(
+        &mut self,
+        pid: Pid,
+        mappings: &mut [Mapping],
+        of_all: Duration,
+        changes: &mut MappingChanges,
+    ) -> Result<bool> {
         let had_old = std::mem::take(&mut self.has_old);
-        if !had_old && self.clock.now() - self.read_at < INTERVAL_MIN.max(of_all * COST_PART) {
+        let interval = INTERVAL_MIN.max(of_all * COST_PART);
+        let since = self.clock.now() - self.read_at;
+        if !had_old && since < interval {
+            return Ok(false);
+        }
+        // The count precedes the read: the next call then notices a change during the read.
+        let count = changes.count(pid);
+        if !had_old && count.is_some() && count == self.count && since < interval * UNCHANGED_FACTOR {
             return Ok(false);
         }
         let began = self.clock.now();
         let now = procfs::mappings_with_flags(pid)?;
-        *self = Self::read_since(self.clock.clone(), began);
+        *self = Self { count, ..Self::read_since(self.clock.clone(), began) };
         let has_changed = take_over(mappings, now, had_old);
         Ok(had_old || has_changed)
     }
@@ -151,19 +170,61 @@ mod tests {
     fn flags_are_read_again_when_they_are_old_and_when_their_time_has_come() {
         let pid = Pid(std::process::id() as i32);
         let clock = Clock::by_hand();
-        let mut mappings = procfs::mappings(pid).unwrap_or_default();
+        let (mut mappings, mut changes) =
+            (procfs::mappings(pid).unwrap_or_default(), MappingChanges::default());
         let mut state = FlagState::read_since(clock.clone(), clock.now());
         clock.advance(2 * INTERVAL_MIN);
-        assert!(state.complete(pid, &mut mappings, Duration::ZERO).is_ok_and(|has_changed| has_changed));
+        assert!(
+            state
+                .complete(pid, &mut mappings, Duration::ZERO, &mut changes)
+                .is_ok_and(|has_changed| has_changed)
+        );
         assert!(mappings.iter().any(|mapping| mapping.flags.has("rd")));
-        assert!(state.complete(pid, &mut mappings, Duration::ZERO).is_ok_and(|has_changed| !has_changed));
+        assert!(
+            state
+                .complete(pid, &mut mappings, Duration::ZERO, &mut changes)
+                .is_ok_and(|has_changed| !has_changed)
+        );
         // An expensive read is made less often.
         clock.advance(2 * INTERVAL_MIN);
-        assert!(state.complete(pid, &mut mappings, INTERVAL_MIN).is_ok_and(|has_changed| !has_changed));
+        assert!(
+            state
+                .complete(pid, &mut mappings, INTERVAL_MIN, &mut changes)
+                .is_ok_and(|has_changed| !has_changed)
+        );
         state.has_old = true;
         assert!(
-            state.complete(pid, &mut mappings, Duration::ZERO).is_ok_and(|has_changed| has_changed)
+            state
+                .complete(pid, &mut mappings, Duration::ZERO, &mut changes)
+                .is_ok_and(|has_changed| has_changed)
                 && !state.has_old
         );
+    }
+    #[test]
+    fn flags_of_unchanged_mappings_are_read_rarely() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = Pid(child.id() as i32);
+        let mut changes = MappingChanges::default();
+        // When the program sleeps, its mappings no longer change.
+        while !procfs::read_text(format!("/proc/{pid}/wchan")).is_ok_and(|place| place.contains("nanosleep"))
+        {
+            std::thread::yield_now();
+        }
+        let clock = Clock::by_hand();
+        let mut known = procfs::mappings(pid).unwrap();
+        let mut state = FlagState::read_since(clock.clone(), clock.now());
+        let mut is_read = |state: &mut FlagState, interval: Duration| {
+            clock.advance(interval);
+            known.iter_mut().for_each(|mapping| mapping.flags = mappings("")[1].flags.clone());
+            state.complete(pid, &mut known, Duration::ZERO, &mut changes).unwrap()
+        };
+        assert!(is_read(&mut state, 2 * INTERVAL_MIN), "the count is not known yet");
+        let is_counted = state.count.is_some();
+        assert_eq!(is_read(&mut state, 2 * INTERVAL_MIN), !is_counted, "nothing has changed");
+        assert!(is_read(&mut state, (UNCHANGED_FACTOR + 1) * INTERVAL_MIN), "the last read is long ago");
+        state.count = state.count.map(|count| count.wrapping_sub(1));
+        assert!(is_read(&mut state, 2 * INTERVAL_MIN), "mappings may have changed");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

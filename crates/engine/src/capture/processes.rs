@@ -11,6 +11,7 @@ use image::{Owner, RecordSet, SpaceId};
 use model::{PageCount, Pid};
 use resource::memory;
 use sys::clock;
+use sys::mapping_changes::MappingChanges;
 use tracee::procfs::{self, Mapping, Stat};
 use tracee::{Roots, StoppedProcess, StoppedTree, tree};
 use track::Moment;
@@ -35,6 +36,8 @@ pub(super) struct Processes {
     /// without a complete inspection of the process.
     pub(super) is_continuous: bool,
     vdso_checksum: u32,
+    /// Tells whether the mappings of a process can have changed since the last read.
+    changes: MappingChanges,
 }
 
 impl Processes {
@@ -186,7 +189,7 @@ impl Processes {
         let of_all = self.living.values().map(|process| process.space.flags.cost).sum();
         for (pid, Process { space, .. }) in &mut self.living {
             let is_due = space.flags.has_old;
-            match space.flags.complete(*pid, &mut space.mappings, of_all) {
+            match space.flags.complete(*pid, &mut space.mappings, of_all, &mut self.changes) {
                 // The process has ended since the pause. Its captured state stays valid.
                 Err(error) if error.says_gone() => {}
                 outcome => completed.extend(outcome?.then_some(*pid)),

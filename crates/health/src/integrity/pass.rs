@@ -149,7 +149,7 @@ fn is_right(mapping: &Mapping, page: Present, content: &[u8], memory: &mut Memor
     let (process, at, number) = (mapping.process, page.at, mapping.page_in_file(page.at));
     match page.place {
         Place::PageCache => {
-            let sum = crc32c::crc32c(content);
+            let sum = crc_fast::crc32_iscsi(content);
             // The process may have had a private copy before. The copy is gone, so its accepted content is removed.
             memory.forget(process, at);
             let known = memory.sum_of_file(mapping.file, number);
@@ -163,7 +163,7 @@ fn is_right(mapping: &Mapping, page: Present, content: &[u8], memory: &mut Memor
                 return learnt.is(content);
             }
             let Some(known) = sum_of_file(mapping, at, memory) else { return true };
-            let is_right = crc32c::crc32c(content) == known;
+            let is_right = crc_fast::crc32_iscsi(content) == known;
             if !is_right && memory.is_new(mapping) {
                 memory.learn(process, at, content);
                 return true;
@@ -179,7 +179,7 @@ fn sum_of_file(mapping: &Mapping, at: Address, memory: &mut Memory) -> Option<u3
     if let Some(known) = memory.sum_of_file(mapping.file, number) {
         return Some(known);
     }
-    let sum = crc32c::crc32c(&page::read_file(mapping, at, ReadSource::Cached).ok()?);
+    let sum = crc_fast::crc32_iscsi(&page::read_file(mapping, at, ReadSource::Cached).ok()?);
     memory.set_sum_of_file(mapping.file, number, sum);
     Some(sum)
 }

@@ -160,7 +160,7 @@ impl Sweep {
         let original = original.as_deref();
         let verdict =
             judge(&Evidence { place: page.place, content, original, is_on_device, is_traced, is_only });
-        let sum = crc32c::crc32c(content);
+        let sum = crc_fast::crc32_iscsi(content);
         match page.place {
             Place::Process => self.memory.learn(process, at, content),
             Place::PageCache if verdict.kind == Kind::FileChanged => {
@@ -185,7 +185,7 @@ impl Sweep {
         let Suspect { mapping, page, content } = suspect;
         let Ok(device) = page::read_file(mapping, page.at, ReadSource::Direct) else { return (None, false) };
         let before = self.memory.sum_of_file(mapping.file, mapping.page_in_file(page.at));
-        let is_before = before == Some(crc32c::crc32c(&device));
+        let is_before = before == Some(crc_fast::crc32_iscsi(&device));
         let is_now = device == *content;
         (is_before.then_some(device), is_now)
     }

@@ -116,6 +116,7 @@ impl Cleaner {
         candidates.retain(|state| state.live > 0 && !state.cleaning && state.number < end);
         candidates.sort_unstable_by_key(|state| (state.live, state.number));
         let (mut moves, mut freed): (BTreeMap<LogSegment, Vec<Move>>, u64) = (BTreeMap::new(), 0);
+        let mut is_victim: Vec<bool> = Vec::new();
         let victims = if fill.is_pressing() { candidates.len() / VICTIMS_SHARE } else { 0 };
         for victim in candidates.into_iter().take(victims.max(VICTIMS_MAX)) {
             let gain = fill.blocks.saturating_sub(u64::from(victim.live));
@@ -126,12 +127,20 @@ impl Cleaner {
             freed += gain;
             state.segments.get_mut(victim.number).into_iter().for_each(|segment| segment.cleaning = true);
             moves.insert(victim.number, Vec::with_capacity(victim.live as usize));
+            if let Some(slot) = state.segments.numbers.get(&victim.number) {
+                is_victim.resize(is_victim.len().max(*slot as usize + 1), false);
+                is_victim[*slot as usize] = true;
+            }
         }
         if moves.is_empty() {
             return;
         }
         for (space, page, content) in state.pages.iter() {
             let PageContent::At(block_index, checksum) = content else { continue };
+            // Most pages are in other segments.
+            if is_victim.get(state.segments.slot_of(block_index)) != Some(&true) {
+                continue;
+            }
             let place = state.segments.place(block_index);
             if let Some(moves) = moves.get_mut(&place.segment) {
                 moves.push(Move { space, page, block_index, block: place.block, checksum });

@@ -64,9 +64,7 @@ impl Delta {
         for (space, pages) in &later.drops {
             self.drop_range(*space, pages.clone(), |_| {});
         }
-        for (space, page, content) in later.pages.iter() {
-            self.set(space, page, content);
-        }
+        self.pages.merge(&later.pages, |_, _| {});
     }
 
     /// Encodes the delta into a part.

@@ -102,10 +102,15 @@ impl Segments {
 
     /// Returns the place of a block index.
     pub(crate) fn place(&self, block_index: BlockIndex) -> LogPlace {
-        let state = self.slots[(block_index.get() >> self.bits) as usize];
+        let state = self.slots[self.slot_of(block_index)];
         let segment = state.map(|state| state.number).unwrap_or_default();
         debug_assert!(state.is_some(), "a block_index in a segment that is gone");
         LogPlace { segment, block: block_index.get() & ((1 << self.bits) - 1) }
+    }
+
+    /// Returns a number for the segment of a block index, which no other segment of the table has.
+    pub(crate) const fn slot_of(&self, block_index: BlockIndex) -> usize {
+        (block_index.get() >> self.bits) as usize
     }
 
     /// Returns all segments, by number.
@@ -179,7 +184,8 @@ impl Segments {
 
     fn state_of(&mut self, content: PageContent) -> Option<&mut SegmentState> {
         let PageContent::At(block_index, _) = content else { return None };
-        self.slots[(block_index.get() >> self.bits) as usize].as_mut()
+        let slot = self.slot_of(block_index);
+        self.slots[slot].as_mut()
     }
 }
 

@@ -65,9 +65,10 @@ impl State {
         for (space, range) in &delta.drops {
             self.pages.remove(*space, range.clone(), |content| self.segments.leave(content));
         }
-        for (space, page, content) in delta.pages.iter() {
-            self.enter(space, page, content);
-        }
+        self.pages.merge(&delta.pages, |before, content| {
+            before.into_iter().for_each(|before| self.segments.leave(before));
+            self.segments.enter(content);
+        });
     }
 
     /// Sets the new content of one page. The old content of the page is no longer live.

@@ -97,6 +97,20 @@ impl PageTable {
         before
     }
 
+    /// Sets the contents of all pages of `later`. Calls `set` with the previous and the new content of each page.
+    pub(crate) fn merge(&mut self, later: &Self, mut set: impl FnMut(Option<PageContent>, PageContent)) {
+        for (key, changes) in &later.chunks {
+            let chunk = self.chunks.entry(*key).or_default();
+            for (inside, content) in changes.iter() {
+                let before = chunk.set(inside, content);
+                self.pages += u64::from(before.is_none());
+                self.stored += u64::from(is_stored(content));
+                self.stored -= u64::from(before.is_some_and(is_stored));
+                set(before, content);
+            }
+        }
+    }
+
     /// Removes the pages of a range. Calls `gone` with the content of each removed page.
     pub(crate) fn remove(&mut self, space: SpaceId, pages: Range<u64>, mut gone: impl FnMut(PageContent)) {
         if pages.is_empty() {
@@ -268,6 +282,7 @@ mod tests {
         Set(u32, u64, u64, u32),
         Zero(u32, u64, u64),
         Remove(u32, u64, u64),
+        Merge(u32, u64, u64, u32),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -279,6 +294,8 @@ mod tests {
                 .prop_map(|(space, page, count, block_index)| Step::Set(space, page, count, block_index)),
             (space.clone(), page.clone(), count.clone())
                 .prop_map(|(space, page, count)| Step::Zero(space, page, count)),
+            (space.clone(), page.clone(), count.clone(), 0..1_000_000_u32)
+                .prop_map(|(space, page, count, block_index)| Step::Merge(space, page, count, block_index)),
             (space, page, count).prop_map(|(space, page, count)| Step::Remove(space, page, count)),
         ]
     }
@@ -298,6 +315,18 @@ mod tests {
                         let before = table.set(SpaceId(space), page + number, PageContent::Zero);
                         prop_assert_eq!(before, model.insert((SpaceId(space), page + number), PageContent::Zero));
                     },
+                    Step::Merge(space, page, count, block_index) => {
+                        let mut later = PageTable::default();
+                        let mut expected = Vec::new();
+                        for number in 0..count {
+                            let content = PageContent::At(BlockIndex::new(block_index + number as u32), PageChecksum(7));
+                            later.set(SpaceId(space), page + number, content);
+                            expected.push((model.insert((SpaceId(space), page + number), content), content));
+                        }
+                        let mut set = Vec::new();
+                        table.merge(&later, |before, content| set.push((before, content)));
+                        prop_assert_eq!(set, expected);
+                    }
                     Step::Remove(space, page, count) => {
                         let mut gone = Vec::new();
                         table.remove(SpaceId(space), page..page + count, |content| gone.push(content));

@@ -16,6 +16,8 @@
 //! The third field tells a damaged length from a torn frame, whose end was never written. Frames of version 0.2.0
 //! have neither [`CHECKED`] nor the third field.
 
+use image::Checksum;
+
 use super::record::{self, Kind};
 
 /// Length of the head of a frame (the fields before the record), in bytes.
@@ -38,10 +40,9 @@ pub(crate) fn encode<Body: Kind>(body: &Body, data: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(HEAD_BYTES + record.len());
     frame.extend_from_slice(&(record.len() as u32 | CHECKED).to_le_bytes());
     frame.extend_from_slice(&(data.len() as u32).to_le_bytes());
-    let of_lengths = crc32c::crc32c(&frame);
-    let of_record = crc32c::crc32c_append(of_lengths, &record);
-    frame.extend_from_slice(&of_lengths.to_le_bytes());
-    frame.extend_from_slice(&crc32c::crc32c_append(of_record, data).to_le_bytes());
+    let of_lengths = Checksum::of(&frame);
+    frame.extend_from_slice(&of_lengths.get().to_le_bytes());
+    frame.extend_from_slice(&of_lengths.extend(&record).extend(data).get().to_le_bytes());
     frame.extend_from_slice(&record);
     frame
 }
@@ -55,7 +56,7 @@ pub(crate) struct Head {
     pub(crate) record: usize,
     /// Length of the data, in bytes.
     pub(crate) data: usize,
-    of_lengths: u32,
+    of_lengths: Checksum,
     stored: u32,
 }
 
@@ -84,10 +85,10 @@ impl Head {
             bytes: length,
             record: (number(0)? & !CHECKED) as usize,
             data: number(4)? as usize,
-            of_lengths: crc32c::crc32c(bytes.get(..LENGTHS_BYTES).ok_or(NoHead::Torn)?),
+            of_lengths: Checksum::of(bytes.get(..LENGTHS_BYTES).ok_or(NoHead::Torn)?),
             stored: number(length - 4)?,
         };
-        let is_damaged = is_checked && number(LENGTHS_BYTES)? != head.of_lengths;
+        let is_damaged = is_checked && number(LENGTHS_BYTES)? != head.of_lengths.get();
         if is_damaged || head.record > RECORD_BYTES_MAX || head.data > DATA_BYTES_MAX {
             return Err(NoHead::Damaged);
         }
@@ -100,13 +101,13 @@ impl Head {
     }
 
     /// Returns the checksum of the lengths and `record`. The caller appends the checksum of the data.
-    pub(crate) fn sum(&self, record: &[u8]) -> u32 {
-        crc32c::crc32c_append(self.of_lengths, record)
+    pub(crate) fn sum(&self, record: &[u8]) -> Checksum {
+        self.of_lengths.extend(record)
     }
 
     /// Reports whether `sum` is the checksum of the frame.
-    pub(crate) fn is_sum(&self, sum: u32) -> bool {
-        self.stored == sum
+    pub(crate) fn is_sum(&self, sum: Checksum) -> bool {
+        self.stored == sum.get()
     }
 }
 

@@ -359,7 +359,7 @@ impl<'a> Frames<'a> {
             let mut offset = data_offset;
             while offset < end {
                 let part = self.bytes(offset, WINDOW_BYTES.min((end - offset) as usize))?;
-                sum = crc32c::crc32c_append(sum, part);
+                sum = sum.extend(part);
                 offset += part.len() as u64;
             }
             if !head.is_sum(sum) {

@@ -37,8 +37,8 @@ const BUFFER_POLL: Duration = Duration::from_micros(200);
 /// at least 1 ms.
 const BUFFER_POLL_LATE: Duration = Duration::from_micros(1500);
 
-/// The rounds end when a round has found at most this number of pages. The copying of these pages takes about
-/// 30 µs.
+/// The rounds end when a round has found at most this number of pages, or the subject has probably written at most this
+/// number since. The copying of these pages takes about 30 µs.
 pub(super) const RESIDUAL_GOAL: PageCount = PageCount(32);
 /// Maximum predicted number of pages for the round after the inspection of the descriptors. The copying of
 /// 4096 pages takes about 5 ms.
@@ -106,7 +106,8 @@ impl Spaces {
                 self.habits.precopies.note(last, rewritten);
             }
             // A further scan would only make the subject pay for further page faults.
-            if !is_copied || round <= RESIDUAL_GOAL || !is_worth_another(round, last) {
+            let is_enough = round <= RESIDUAL_GOAL || !self.has_dirtied(RESIDUAL_GOAL, PageCount(u64::MAX));
+            if !is_copied || is_enough || !is_worth_another(round, last) {
                 break;
             }
             last = round;
