@@ -6,6 +6,7 @@
 //! Does not: contain the checks of a kind; this module calls each kind.
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use model::{Escaped, Pid};
 use resource::fd::{self, CaptureScope, Description};
@@ -97,9 +98,9 @@ fn without_numbers(text: &str) -> String {
 /// Returns the obstacles of a subject, except the obstacles of its descriptors.
 pub(crate) fn of_tree(processes: &[(Pid, &[Mapping])], pids: &[Pid]) -> Vec<Obstacle> {
     let mut found = Vec::new();
-    let surroundings = Surroundings::of("self");
+    let surroundings = Surroundings::own();
     for (pid, mappings) in processes {
-        found.extend(of_process(*pid, &surroundings));
+        found.extend(of_process(*pid, surroundings));
         found.extend(memory::obstacles(*pid, mappings));
         found.extend(state::REGISTRY.iter().flat_map(|kind| kind.obstacles(*pid)));
     }
@@ -138,6 +139,12 @@ struct Surroundings {
 }
 
 impl Surroundings {
+    /// Returns those of this process, which never change: it calls neither setns(2) nor unshare(2) for a namespace.
+    fn own() -> &'static Self {
+        static OWN: OnceLock<Surroundings> = OnceLock::new();
+        OWN.get_or_init(|| Self::of("self"))
+    }
+
     fn of(process: &str) -> Self {
         let link = |name: &str| procfs::link(format!("/proc/{process}/ns/{name}")).ok();
         let namespaces = sharing::NAMESPACES.iter().map(|(name, ..)| link(name)).collect();

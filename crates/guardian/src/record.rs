@@ -18,6 +18,7 @@ use model::{Pid, ProcessKey, StartTime};
 use serde::{Deserialize, Serialize};
 use store::trust;
 use sys::Error;
+use sys::clock::boot_id;
 use tracee::procfs;
 
 use crate::error::{GuardianError, Result};
@@ -407,7 +408,7 @@ impl Record {
     }
 
     pub(crate) fn is_of_this_boot(&self) -> bool {
-        self.boot == boot()
+        self.boot == boot_id()
     }
 }
 
@@ -423,12 +424,6 @@ impl ProcessName {
     pub(crate) fn is_alive(self) -> bool {
         procfs::stat(Pid(self.pid)).is_ok_and(|stat| stat.key() == self.key() && !stat.is_zombie())
     }
-}
-
-/// Returns the boot ID, which differs for every boot. Returns an empty string if the kernel provides no boot ID.
-pub(crate) fn boot() -> String {
-    let text = procfs::read_text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    text.trim().to_owned()
 }
 
 /// Replaces the file `path` with the JSON of a value. Writes the file `temporary` in the same directory, and renames
@@ -459,7 +454,7 @@ mod tests {
         let own = procfs::key(Pid(std::process::id() as i32)).unwrap();
         let mut record = Record {
             facts: SubjectFacts { name: "job".to_owned(), requested_hz: 2.0, ..SubjectFacts::default() },
-            boot: boot(),
+            boot: boot_id(),
             guardian: ProcessName::of(own),
             root: ProcessName { start: 1, ..ProcessName::of(own) },
             ..Record::default()

@@ -13,8 +13,8 @@
 //! Probe: none; every kernel has it
 //! Fallback: none
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -52,8 +52,9 @@ pub fn of_changes() -> SystemTime {
 /// Returns the id of this boot of the kernel; an empty text without procfs.
 #[must_use]
 pub fn boot_id() -> String {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    text.trim().to_owned()
+    static ID: OnceLock<String> = OnceLock::new();
+    let read = || std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    ID.get_or_init(|| read().trim().to_owned()).clone()
 }
 
 /// The source of the time for decisions: the kernel, or a test. Cloning is cheap.

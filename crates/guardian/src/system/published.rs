@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use model::Pid;
 use supervise::System;
+use sys::clock::boot_id;
 
 use super::record::{ComponentFacts, SystemRecord};
 use crate::error::Result;
-use crate::record::{ProcessName, boot};
+use crate::record::ProcessName;
 
 /// The status file of a system, and whether the file is up to date.
 pub(super) struct Published {
@@ -35,7 +36,7 @@ impl Published {
         let record = SystemRecord {
             name: system.system.name.get_ref().clone(),
             file: file.to_path_buf(),
-            boot: boot(),
+            boot: boot_id(),
             guardian: ProcessName::of(own),
             control: control.to_owned(),
             ..SystemRecord::default()

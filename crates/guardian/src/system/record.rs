@@ -13,12 +13,13 @@ use model::Word;
 use serde::{Deserialize, Serialize};
 use store::{Store, trust};
 use sys::Error;
+use sys::clock::boot_id;
 use sys::file_lock::ExclusiveLock;
 
 use super::network::ChannelFacts;
 use crate::error::{GuardianError, Result};
+use crate::record::ProcessName;
 use crate::record::replace_json;
-use crate::record::{ProcessName, boot};
 
 const FILE: &str = ".system.json";
 const LOCK: &str = ".system.lock";
@@ -133,7 +134,7 @@ impl SystemRecord {
 
     /// Reports whether the guardian that wrote the record still lives.
     pub(crate) fn is_guarded(&self) -> bool {
-        self.boot == boot() && self.guardian.is_alive()
+        self.boot == boot_id() && self.guardian.is_alive()
     }
 }
 

@@ -89,8 +89,16 @@ pub(super) struct BackgroundWriter {
     read: VecDeque<(MoveJob, Result<()>)>,
     /// The number of reads that are in progress or complete and not yet taken.
     pub(super) reading: usize,
-    /// The reader for work without a thread.
+    /// The buffers for work without a thread.
+    buffers: Buffers,
+}
+
+/// The buffers of one worker, which it uses for all jobs.
+#[derive(Debug, Default)]
+struct Buffers {
     reader: PartReader,
+    /// For the header of a new segment.
+    header: Option<PageBuffer>,
 }
 
 #[derive(Clone, Debug)]
@@ -114,7 +122,7 @@ impl BackgroundWriter {
         let work = Work { medium, directory: directory.to_path_buf(), layout, io: Arc::clone(io) };
         let thread = threads.map(|threads| work.clone().start(threads));
         let (ready, read) = (VecDeque::new(), VecDeque::new());
-        let reader = PartReader::default();
+        let buffers = Buffers::default();
         let mut background_writer = Self {
             work,
             thread,
@@ -125,7 +133,7 @@ impl BackgroundWriter {
             ready,
             read,
             reading: 0,
-            reader,
+            buffers,
         };
         background_writer.ask_ahead();
         background_writer
@@ -144,7 +152,7 @@ impl BackgroundWriter {
             // If the creation in advance has failed, the segment is created now, because space may have been freed
             // meanwhile.
             Some((_, Ok(file))) => Ok(file),
-            _ => self.work.create(number),
+            _ => self.work.create(number, &mut self.buffers),
         };
         self.asked = self.asked.max(self.next);
         self.ahead_max = self.ahead_max.saturating_sub(1);
@@ -219,7 +227,7 @@ impl BackgroundWriter {
         match &self.thread {
             Some(thread) => thread.give(job),
             None => {
-                let done = self.work.run(job, &mut self.reader);
+                let done = self.work.run(job, &mut self.buffers);
                 self.sort(done);
             }
         }
@@ -246,17 +254,17 @@ impl BackgroundWriter {
 
 impl Work {
     fn start(self, threads: &Threads) -> Worker<Job, Done> {
-        let mut reader = PartReader::default();
+        let mut buffers = Buffers::default();
         Worker::new(threads, JOBS_MAX, move |job, report| {
-            self.run(job, &mut reader).map(report);
+            self.run(job, &mut buffers).map(report);
         })
     }
 
-    fn run(&self, job: Job, reader: &mut PartReader) -> Option<Done> {
+    fn run(&self, job: Job, buffers: &mut Buffers) -> Option<Done> {
         match job {
-            Job::Create(number) => Some(Done::Created(number, self.create(number))),
+            Job::Create(number) => Some(Done::Created(number, self.create(number, buffers))),
             Job::Read(mut job) => {
-                let result = self.read(&mut job, reader);
+                let result = self.read(&mut job, &mut buffers.reader);
                 Some(Done::Read(job, result))
             }
             Job::Remove(numbers) => {
@@ -266,8 +274,8 @@ impl Work {
         }
     }
 
-    fn create(&self, number: LogSegment) -> Result<Box<dyn PageFile>> {
-        create_segment(&*self.medium, &self.directory, self.layout, number)
+    fn create(&self, number: LogSegment, buffers: &mut Buffers) -> Result<Box<dyn PageFile>> {
+        create_segment(&*self.medium, &self.directory, self.layout, number, &mut buffers.header)
     }
 
     fn remove(&self, numbers: &[LogSegment]) {

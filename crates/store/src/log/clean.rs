@@ -135,17 +135,17 @@ impl Cleaner {
         if moves.is_empty() {
             return;
         }
-        for (space, page, content) in state.pages.iter() {
-            let PageContent::At(block_index, checksum) = content else { continue };
+        state.pages.for_each(|space, page, content| {
+            let PageContent::At(block_index, checksum) = content else { return };
             // Most pages are in other segments.
             if is_victim.get(state.segments.slot_of(block_index)) != Some(&true) {
-                continue;
+                return;
             }
             let place = state.segments.place(block_index);
             if let Some(moves) = moves.get_mut(&place.segment) {
                 moves.push(Move { space, page, block_index, block: place.block, checksum });
             }
-        }
+        });
         for (segment, mut moves) in moves {
             moves.sort_unstable_by_key(|moved| moved.block);
             self.queue.extend(moves.chunks(JOB_PAGES).map(|part| (segment, part.to_vec())));

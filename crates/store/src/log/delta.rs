@@ -97,9 +97,7 @@ pub(super) fn encode_pages(
     place: impl Fn(BlockIndex) -> LogPlace,
 ) {
     let mut run = RunJoiner { part, checksums: Vec::new(), open: None };
-    for (space, page, content) in table.iter() {
-        run.push(space, page, content, &place);
-    }
+    table.for_each(|space, page, content| run.push(space, page, content, &place));
     run.flush();
 }
 

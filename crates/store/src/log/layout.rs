@@ -161,22 +161,23 @@ pub(super) fn segments(medium: &dyn Medium, directory: &Path) -> Result<Vec<LogS
     Ok(found.filter(|(_, files)| files.is_whole()).map(|(number, _)| number).collect())
 }
 
-/// Creates an empty, durable segment.
+/// Creates an empty, durable segment. `buffer` is the buffer for a header; it is created at the first call.
 pub(super) fn create_segment(
     medium: &dyn Medium,
     directory: &Path,
     layout: SegmentLayout,
     number: LogSegment,
+    buffer: &mut Option<PageBuffer>,
 ) -> Result<Box<dyn PageFile>> {
     let path = segment_path(directory, number);
-    let fill = || {
+    let mut fill = || {
         let mut file = medium.create_log(&path, layout.length, layout.in_flight)?;
         let header = LogHeader { log: layout.log, segment: number, length: layout.length };
         let block = ByteCount(LOG_BLOCK_BYTES);
-        let mut buffer = PageBuffer::new(block)?;
-        buffer.copy_from_slice(&header.encode());
-        file.submit(buffer, ByteCount(0)..block, ByteCount(0))?;
-        while file.wait_done()?.is_some() {}
+        let mut bytes = buffer.take().map_or_else(|| PageBuffer::new(block), Ok)?;
+        bytes.copy_from_slice(&header.encode());
+        file.submit(bytes, ByteCount(0)..block, ByteCount(0))?;
+        *buffer = file.wait_done()?;
         file.sync()?;
         medium.sync_directory(directory)?;
         Ok(file)

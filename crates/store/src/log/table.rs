@@ -101,13 +101,13 @@ impl PageTable {
     pub(crate) fn merge(&mut self, later: &Self, mut set: impl FnMut(Option<PageContent>, PageContent)) {
         for (key, changes) in &later.chunks {
             let chunk = self.chunks.entry(*key).or_default();
-            for (inside, content) in changes.iter() {
+            changes.for_each(|inside, content| {
                 let before = chunk.set(inside, content);
                 self.pages += u64::from(before.is_none());
                 self.stored += u64::from(is_stored(content));
                 self.stored -= u64::from(before.is_some_and(is_stored));
                 set(before, content);
-            }
+            });
         }
     }
 
@@ -149,6 +149,14 @@ impl PageTable {
             chunk.iter().map(move |(inside, content)| (base + inside as u64, content))
         });
         all.filter(move |(page, _)| pages.contains(page))
+    }
+
+    /// Calls `each` for all pages, in the order of `iter`. Takes less time than an iterator.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(SpaceId, u64, PageContent)) {
+        for (&(space, number), chunk) in &self.chunks {
+            let base = number * CHUNK_PAGES as u64;
+            chunk.for_each(|inside, content| each(space, base + inside as u64, content));
+        }
     }
 
     /// Returns all pages, sorted by address space and address.
@@ -222,6 +230,18 @@ impl Chunk {
         match self {
             Self::Sparse(entries) => entries.is_empty(),
             Self::Dense(dense) => dense.count == 0,
+        }
+    }
+
+    fn for_each(&self, mut each: impl FnMut(usize, PageContent)) {
+        let mut pass = |inside, packed| unpack(packed).into_iter().for_each(|content| each(inside, content));
+        match self {
+            Self::Sparse(entries) => {
+                entries.iter().for_each(|(page, packed)| pass(usize::from(*page), *packed))
+            }
+            Self::Dense(dense) => {
+                dense.contents.iter().enumerate().for_each(|(inside, packed)| pass(inside, *packed));
+            }
         }
     }
 
@@ -339,6 +359,9 @@ mod tests {
             let all: Vec<_> = table.iter().map(|(space, page, content)| ((space, page), content)).collect();
             let expected: Vec<_> = model.iter().map(|(key, content)| (*key, *content)).collect();
             prop_assert_eq!(&all, &expected);
+            let mut each = Vec::new();
+            table.for_each(|space, page, content| each.push(((space, page), content)));
+            prop_assert_eq!(&each, &expected);
             prop_assert_eq!(table.pages, model.len() as u64);
             prop_assert_eq!(table.stored, model.values().filter(|content| is_stored(**content)).count() as u64);
             for (&(space, page), content) in &model {

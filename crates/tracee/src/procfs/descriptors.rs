@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use model::{Fd, Pid};
 use sys::{Error, Result};
 
-use super::files::{link, malformed, numbers, read_text};
+use super::files::{link, malformed, numbers, read_open, read_text};
 
 /// Information about one descriptor from `/proc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,23 +69,28 @@ pub fn closes_on_exec(text: &str) -> Option<bool> {
 /// Reads like `descriptor_info`, and also returns the open fdinfo file for later reads.
 pub fn open_descriptor_info(pid: Pid, fd: Fd) -> Result<(DescriptorInfo, File)> {
     let path = format!("/proc/{pid}/fdinfo/{fd}");
-    let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
-    Ok((descriptor_info(pid, fd)?, file))
+    let mut file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
+    let target = link(format!("/proc/{pid}/fd/{fd}"))?;
+    let text = read_open(&mut file).map_err(|error| Error::path("read", &path, error))?;
+    Ok((parsed(fd, target, String::from_utf8_lossy(&text).into_owned(), &path)?, file))
 }
 
 /// Reads the information about one descriptor from `/proc`.
 pub fn descriptor_info(pid: Pid, fd: Fd) -> Result<DescriptorInfo> {
     let target = link(format!("/proc/{pid}/fd/{fd}"))?;
     let path = format!("/proc/{pid}/fdinfo/{fd}");
-    let text = read_text(&path)?;
+    parsed(fd, target, read_text(&path)?, &path)
+}
+
+fn parsed(fd: Fd, target: PathBuf, text: String, path: &str) -> Result<DescriptorInfo> {
     let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    let parsed = (|| {
+    let fields = (|| {
         Some((
             value("pos:")?.parse().ok()?,
             u32::from_str_radix(value("flags:")?, 8).ok()?,
             value("mnt_id:").and_then(|id| id.parse().ok()).unwrap_or(-1),
         ))
     })();
-    let (position, flags, mount) = parsed.ok_or_else(|| malformed(&path))?;
+    let (position, flags, mount) = fields.ok_or_else(|| malformed(path))?;
     Ok(DescriptorInfo { fd, target, position, flags, mount, text })
 }

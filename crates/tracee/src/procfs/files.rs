@@ -23,6 +23,11 @@ const NOT_IN_TASKS: [&str; 3] = ["timers", "timerslack_ns", "coredump_filter"];
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     let fail = |error| Error::path("read", path.as_ref(), error);
     let mut file = File::open(path.as_ref()).map_err(fail)?;
+    read_open(&mut file).map_err(fail)
+}
+
+/// Reads a small file of `/proc` that was just opened.
+pub(super) fn read_open(file: &mut File) -> std::io::Result<Vec<u8>> {
     // These files report a length of zero, so `fs::read` would begin with a buffer of 32 bytes and double it.
     let mut bytes = vec![0; BUFFER_BYTES];
     let mut filled = 0;
@@ -31,7 +36,7 @@ pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
             Ok(0) => break,
             Ok(count) => filled += count,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(fail(error)),
+            Err(error) => return Err(error),
         }
         if filled == bytes.len() {
             bytes.resize(2 * filled, 0);

@@ -173,7 +173,7 @@ impl Spaces {
     /// pages are worth their cost. Must not be called inside the pause.
     pub(super) fn learn(&mut self, before: &Before, are_worth_it: bool) -> Vec<Space> {
         self.habits.pace.epoch_ended();
-        let are_always = huge_pages::are_always_enabled();
+        let are_always = are_worth_it && huge_pages::are_always_enabled();
         let mut spaces = Vec::new();
         for (pid, tracked) in &mut self.tracked {
             let mut loose = tracked.learn();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use model::{Pid, Sequence};
 use store::{EPOCHS_IN_FLIGHT_MAX, LogWriter, Store, SubjectName};
 use supervise::{Beginning, ChangedFiles, Event, Plan};
+use sys::clock::boot_id;
 use sys::listener_holder::ListenerHolder;
 use sys::packet_hold::SocketMark;
 use tracee::procfs;
@@ -44,7 +45,7 @@ use crate::files::FilesReport;
 use crate::foreground::Foreground;
 use crate::journal::Journal;
 use crate::mark;
-use crate::record::{CostsReport, ProcessName, Record, SubjectFacts, boot};
+use crate::record::{CostsReport, ProcessName, Record, SubjectFacts};
 use crate::streams::Streams;
 use crate::subject::{Root, Subject};
 use crate::time;
@@ -341,7 +342,7 @@ fn first_record(
         ..SubjectFacts::default()
     };
     let (guardian, root) = (ProcessName::of(own), ProcessName::of(subject.key()));
-    Ok(Record { facts, boot: boot(), guardian, root, first_sequence: first.get(), ..Record::default() })
+    Ok(Record { facts, boot: boot_id(), guardian, root, first_sequence: first.get(), ..Record::default() })
 }
 
 fn first_files(request: &RunRequest, choice: &Choice) -> FilesReport {
