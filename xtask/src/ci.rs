@@ -1,6 +1,7 @@
 //! The command `cargo xtask ci`: all checks that a commit must pass.
 //!
-//! Owns: the registry of steps, their order, their durations, and the summary.
+//! Owns: the registry of steps, their order, their durations, and the summary. Steps that only compile run beside the
+//! tests, with the lowest priority: tests wait for a part of their time, and leave processors idle.
 //! Invariants: after a failed step, the later steps still run. The result is good only if all steps are good.
 //! Does not: check anything itself, or wait without a time limit.
 
@@ -8,13 +9,28 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
+use crate::test_run::Ended;
 use crate::{test_run, tidy};
+
+/// Maximum time without output of a command that compiles. Beside the tests, it may get little of the processors.
+const COMPILING_MAX: Duration = Duration::from_secs(1800);
 
 /// One check.
 struct Step {
     name: &'static str,
     what: &'static str,
-    run: fn() -> Result<Outcome, Failure>,
+    run: Run,
+}
+
+/// How a step runs.
+#[derive(Clone, Copy)]
+enum Run {
+    /// Before the next step.
+    Alone(fn() -> Result<Outcome, Failure>),
+    /// The tests. The commands of the other steps run beside them.
+    Tests,
+    /// A command that can run beside the tests.
+    Beside(fn() -> Command),
 }
 
 /// The result of a check.
@@ -25,11 +41,11 @@ struct Outcome {
 
 /// The checks in the order of their execution. Cheap checks that often find errors are first.
 const STEPS: &[Step] = &[
-    Step { name: "fmt", what: "the code is formatted by rustfmt", run: fmt },
-    Step { name: "clippy", what: "clippy reports nothing", run: clippy },
-    Step { name: "tidy", what: "the house rules hold", run: house_rules },
-    Step { name: "test", what: "every test passes", run: test },
-    Step { name: "doc", what: "the documentation builds, and its links are valid", run: doc },
+    Step { name: "fmt", what: "the code is formatted by rustfmt", run: Run::Alone(fmt) },
+    Step { name: "tidy", what: "the house rules hold", run: Run::Alone(house_rules) },
+    Step { name: "test", what: "every test passes", run: Run::Tests },
+    Step { name: "clippy", what: "clippy reports nothing", run: Run::Beside(clippy) },
+    Step { name: "doc", what: "the documentation builds, and its links are valid", run: Run::Beside(doc) },
 ];
 
 /// Returns the names that `--only` accepts.
@@ -41,14 +57,31 @@ pub(crate) fn step_names() -> impl Iterator<Item = &'static str> {
 pub(crate) fn run(only: &[String]) -> Result<bool, Failure> {
     let mut lines = Vec::new();
     let mut good = true;
-    for step in STEPS.iter().filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)) {
-        println!("==> {}: {}", step.name, step.what);
-        let start = Instant::now();
-        let outcome = (step.run)()?;
-        let line = describe(step.name, &outcome, start.elapsed());
+    let wanted = STEPS.iter().filter(|step| only.is_empty() || only.iter().any(|name| name == step.name));
+    let (beside, steps): (Vec<_>, Vec<_>) = wanted.partition(|step| matches!(step.run, Run::Beside(_)));
+    let mut end = |name, outcome: &Outcome, took| {
+        let line = describe(name, outcome, took);
         println!("<== {line}\n");
         good &= outcome.good;
         lines.push(line);
+    };
+    let mut compiled = None;
+    for step in steps {
+        println!("==> {}: {}", step.name, step.what);
+        let start = Instant::now();
+        let outcome = match step.run {
+            Run::Alone(run) => run()?,
+            Run::Tests | Run::Beside(_) => test(|| compile(&beside), &mut compiled)?,
+        };
+        end(step.name, &outcome, start.elapsed());
+    }
+    let compiled = compiled.map_or_else(|| compile(&beside), Ok)?;
+    for (step, done) in beside.iter().zip(compiled) {
+        println!("==> {}: {}", step.name, step.what);
+        if !done.status.success() {
+            done.lines.iter().for_each(|line| println!("{line}"));
+        }
+        end(step.name, &Outcome { good: done.status.success(), detail: None }, done.took);
     }
     println!("summary:");
     for line in lines {
@@ -67,26 +100,51 @@ fn fmt() -> Result<Outcome, Failure> {
     succeeds(cargo(&["fmt", "--all", "--check"]))
 }
 
-fn clippy() -> Result<Outcome, Failure> {
-    succeeds(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+/// Runs the commands of these steps one after the other, with the lowest priority.
+fn compile(steps: &[&Step]) -> Result<Vec<Ended>, Failure> {
+    let run = |command: Command| {
+        let mut nice = Command::new("nice");
+        nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
+        nice.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let describe = |source| Failure::Command { command: format!("{command:?}"), source };
+        test_run::run_command(nice, COMPILING_MAX).map_err(describe)
+    };
+    let commands = steps.iter().filter_map(|step| match step.run {
+        Run::Beside(command) => Some(command()),
+        Run::Alone(_) | Run::Tests => None,
+    });
+    commands.map(run).collect()
+}
+
+fn clippy() -> Command {
+    cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
 }
 
 fn house_rules() -> Result<Outcome, Failure> {
     Ok(Outcome { good: tidy::run(&[])?, detail: None })
 }
 
-fn doc() -> Result<Outcome, Failure> {
+fn doc() -> Command {
     let mut command = cargo(&["doc", "--no-deps", "--workspace"]);
     command.env("RUSTDOCFLAGS", "-D warnings");
-    succeeds(command)
+    command
 }
 
-/// Runs all tests, and then the examples in the documentation.
-fn test() -> Result<Outcome, Failure> {
+/// Runs all tests, and beside them `beside`, whose result is stored in `done`. Then runs the examples in the
+/// documentation.
+fn test<T: Send>(
+    beside: impl FnOnce() -> Result<T, Failure> + Send,
+    done: &mut Option<T>,
+) -> Result<Outcome, Failure> {
     let Some(binaries) = test_run::build(cargo(&[]))? else {
         return Ok(Outcome { good: false, detail: Some("the build failed".to_owned()) });
     };
-    let results = test_run::run(&binaries)?;
+    let results = std::thread::scope(|scope| {
+        let beside = scope.spawn(beside);
+        let results = test_run::run(&binaries)?;
+        *done = Some(beside.join().expect("the thread does not panic")?);
+        Ok::<_, Failure>(results)
+    })?;
     let examples = succeeds(cargo(&["test", "--quiet", "--workspace", "--doc"]))?;
     let mut detail = format!("{}{}", results.summary, results.times);
     if results.hung > 0 {

@@ -183,16 +183,16 @@ impl Results {
     }
 }
 
-/// A test process that has ended.
-struct Ended {
-    lines: Vec<String>,
-    status: ExitStatus,
+/// A process that has ended.
+pub(crate) struct Ended {
+    pub(crate) lines: Vec<String>,
+    pub(crate) status: ExitStatus,
     is_hung: bool,
-    took: Duration,
+    pub(crate) took: Duration,
 }
 
 /// Runs a command, and collects the lines that it prints. Kills the command if it prints nothing for `silence`.
-fn run_command(mut command: Command, silence: Duration) -> std::io::Result<Ended> {
+pub(crate) fn run_command(mut command: Command, silence: Duration) -> std::io::Result<Ended> {
     let (output, written) = std::io::pipe()?;
     let begun = Instant::now();
     let mut child = command.stdout(written.try_clone()?).stderr(written).spawn()?;

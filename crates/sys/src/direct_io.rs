@@ -1,7 +1,6 @@
 //! Writes large files with O_DIRECT, past the page cache. Several writes can be *in flight* (not yet complete).
 //!
-//! Owns: the io_uring of one file, the buffers of writes in flight, O_DIRECT and preallocation; the idle rings, which
-//! the next files use.
+//! Owns: the io_uring of one file, the buffers of writes in flight, O_DIRECT and preallocation.
 //! Invariants: a buffer that was passed to `submit` is neither changed nor unmapped until its write is complete. A
 //! short write is continued. After `finish`, every byte is on the device.
 //! Does not: decide the number of buffers, or make the directory entry of the file durable.
@@ -17,7 +16,6 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use io_uring::{IoUring, opcode, types};
 use model::{ByteCount, PAGE_BYTES};
@@ -36,13 +34,6 @@ const ALLOCATE_BYTES_MAX: u64 = 256 << 20;
 
 /// Maximum number of writes in flight. A ring with 64 entries takes two pages.
 const IN_FLIGHT_MAX: usize = 64;
-
-/// Maximum number of idle rings. A log has few files open at a time, but begins and closes many: the creation of a ring
-/// and its end take longer than the writes of a small file.
-const IDLE_RINGS_MAX: usize = 8;
-
-/// Rings without a write in flight, which no file uses.
-static IDLE_RINGS: Mutex<IdleRings> = Mutex::new(IdleRings { owner: 0, rings: Vec::new() });
 
 /// Maximum number of retries of one write after interruptions. Signals cause far fewer interruptions.
 const RETRIES_MAX: u32 = 1000;
@@ -356,17 +347,14 @@ impl Job {
 /// The io_uring, and the jobs whose buffers the kernel may read. The user data of a completion is the slot index of
 /// its job.
 struct Ring {
-    /// `None` only after the drop.
-    ring: Option<IoUring>,
+    ring: IoUring,
     slots: Box<[Option<Job>]>,
     in_flight: usize,
 }
 
 impl Ring {
     fn new(slots: usize) -> std::io::Result<Self> {
-        let entries = slots.next_power_of_two() as u32;
-        let ring =
-            Some(IdleRings::of_process(|idle| idle.take(entries)).map_or_else(|| IoUring::new(entries), Ok)?);
+        let ring = IoUring::new(slots.next_power_of_two() as u32)?;
         Ok(Self { ring, slots: std::iter::repeat_with(|| None).take(slots).collect(), in_flight: 0 })
     }
 
@@ -383,11 +371,10 @@ impl Ring {
             .offset(job.place())
             .build()
             .user_data(slot as u64);
-        let ring = self.ring.as_mut().ok_or(Errno(libc::EBUSY))?;
         // SAFETY: the entry points into `job.buffer`. The buffer is a separate mapping that does not move when the
         // job moves. The job stays in its slot until its completion is received. If this ring is dropped before,
         // `drop` waits for all completions or leaks the buffers. In `DirectWriter`, the file outlives the ring.
-        unsafe { ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
+        unsafe { self.ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
         self.slots[slot] = Some(job);
         self.in_flight += 1;
         self.enter(0)
@@ -399,9 +386,8 @@ impl Ring {
     }
 
     fn enter(&mut self, wanted: usize) -> std::result::Result<(), Errno> {
-        let ring = self.ring.as_ref().ok_or(Errno(libc::EBUSY))?;
         loop {
-            match ring.submit_and_wait(wanted) {
+            match self.ring.submit_and_wait(wanted) {
                 Ok(_) => return Ok(()),
                 Err(error) => match Errno::from(error) {
                     Errno(libc::EINTR) => {}
@@ -413,7 +399,7 @@ impl Ring {
 
     /// Returns a job that the kernel has completed, with the number of written bytes or the error.
     fn next_completion(&mut self) -> Option<(Job, std::result::Result<usize, Errno>)> {
-        let entry = self.ring.as_mut()?.completion().next()?;
+        let entry = self.ring.completion().next()?;
         let job = self.slots.get_mut(entry.user_data() as usize)?.take()?;
         self.in_flight -= 1;
         let result = usize::try_from(entry.result()).map_err(|_| Errno(-entry.result()));
@@ -431,34 +417,6 @@ impl Drop for Ring {
             }
             while self.next_completion().is_some() {}
         }
-        IdleRings::of_process(|idle| idle.rings.extend(self.ring.take()));
-    }
-}
-
-/// The idle rings of one process.
-struct IdleRings {
-    owner: u32,
-    rings: Vec<IoUring>,
-}
-
-impl IdleRings {
-    /// Calls `act` with the idle rings of this process. A forked child does not inherit the memory of the rings.
-    fn of_process<T>(act: impl FnOnce(&mut Self) -> T) -> T {
-        let mut idle = IDLE_RINGS.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = std::process::id();
-        if std::mem::replace(&mut idle.owner, own) != own {
-            // Their addresses may meanwhile belong to other memory, so nothing is unmapped.
-            idle.rings.drain(..).for_each(std::mem::forget);
-        }
-        let result = act(&mut idle);
-        idle.rings.truncate(IDLE_RINGS_MAX);
-        result
-    }
-
-    /// Takes a ring with at least this number of entries.
-    fn take(&mut self, entries: u32) -> Option<IoUring> {
-        let found = self.rings.iter().position(|ring| ring.params().sq_entries() >= entries)?;
-        Some(self.rings.swap_remove(found))
     }
 }
 
