@@ -25,8 +25,8 @@ use crate::test_times::Times;
 
 /// The variable with the number of tests that run at the same time.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
-/// Number of lanes for each processor: tests wait for about half of their time.
-const LANES_FOR_EACH_CPU: usize = 2;
+/// Number of lanes for each processor: tests wait for about two thirds of their time.
+const LANES_FOR_EACH_CPU: usize = 3;
 /// Maximum time without output of a test.
 const SILENCE: Duration = Duration::from_secs(300);
 /// Poll interval while a test produces no output. The last lines of an ended test must also arrive within this time.

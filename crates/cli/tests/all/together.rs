@@ -71,7 +71,7 @@ fn reap(child: Pid) {
 }
 
 fn rounds() -> u64 {
-    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { 100 } else { 4 }
+    testkit::rounds(4, 100)
 }
 
 #[test]

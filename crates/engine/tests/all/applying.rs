@@ -20,7 +20,7 @@ use undying_engine::{
 /// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How often a subject is set back that is captured anew each time.
-const CAPTURED_TIMES: u32 = 100;
+const CAPTURED_TIMES: u32 = 40;
 
 struct Lab {
     folder: tempfile::TempDir,

@@ -140,7 +140,7 @@ fn is_supported() -> bool {
 }
 
 fn held_for() -> Duration {
-    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { HELD_LONG } else { HELD }
+    testkit::rounds(HELD, HELD_LONG)
 }
 
 /// Asserts that no number moves while the subject is held.

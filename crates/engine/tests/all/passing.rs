@@ -15,7 +15,7 @@ use undying_engine::{
 };
 
 /// The number of checkpoints of each subject.
-const CHECKPOINTS: u64 = 200;
+const CHECKPOINTS: u64 = 100;
 /// The time between two checkpoints.
 const EVERY: Duration = Duration::from_millis(10);
 /// The maximum duration of a wait.
@@ -302,7 +302,7 @@ impl Drop for Over<'_> {
 }
 
 fn take_while_it_grows(lab: &Lab, subject: &mut Subject) {
-    for sequence in 1..=CHECKPOINTS / 2 {
+    for sequence in 1..=testkit::rounds(CHECKPOINTS / 8, CHECKPOINTS) {
         let image = lab.folder.path().join(format!("image{sequence}"));
         let writer = ImageWriter::create(&image, WriteOptions::default()).unwrap();
         checkpoint(subject.pid(), Box::new(writer), &lab.options(sequence)).unwrap();

@@ -264,7 +264,7 @@ fn full_at_any_step(segments: Segments) {
 
 #[test]
 fn a_power_cut_while_a_log_is_pruned_leaves_what_was_to_stay() {
-    for seed in 0..rounds(40, 1_000) {
+    for seed in 0..rounds(20, 1_000) {
         let disk = Disk::new(seed);
         let mut subject = Subject::new(seed, 40, 6);
         let segments = if seed % 2 == 0 { Segments::Plain } else { Segments::Compressed };
@@ -299,7 +299,7 @@ fn a_power_cut_while_a_log_is_pruned_leaves_what_was_to_stay() {
 #[test]
 fn a_power_cut_while_a_log_is_squashed_leaves_every_checkpoint() {
     let mut cuts = 0;
-    for seed in 0..rounds(20, 500) {
+    for seed in 0..rounds(8, 500) {
         let disk = Disk::new(seed);
         let mut subject = Subject::new(seed, 40, 6);
         let segments = if seed % 2 == 0 { Segments::Plain } else { Segments::Compressed };

@@ -194,7 +194,7 @@ fn nothing_stays_stopped_when_the_tracer_thread_ends() {
 #[test]
 fn deaths_are_reported_and_reaped() {
     let mut random = testkit::seeded("resident deaths");
-    for _ in 0..testkit::rounds(20, 200) {
+    for _ in 0..testkit::rounds(10, 200) {
         let Some((mut subject, _)) = start(None) else { return };
         let root = subject.pid();
         let clients = Clients::default().absorbing(|_| false);

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 const STOPS_MAX: u32 = 8;
 
 fn rounds() -> u32 {
-    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { 5000 } else { 200 }
+    testkit::rounds(100, 5000)
 }
 
 /// Returns the descendants of a process, including zombies.

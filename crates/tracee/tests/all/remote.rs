@@ -255,7 +255,7 @@ fn a_process_that_is_killed_while_its_leader_makes_a_call_is_noticed_at_once() {
 /// Sends a signal that the subject blocks and waits for, again after each arrival. Meanwhile makes calls in
 /// all threads of the subject.
 fn no_signal_is_lost(mode: &str) {
-    const STOPS: u32 = 300;
+    let stops = testkit::rounds(150, 1500);
     const URGENT: Signal = Signal(23);
     let Some(mut subject) = Subject::start("signal_waiter", &[mode]) else { return };
     let pid = subject.pid();
@@ -266,7 +266,7 @@ fn no_signal_is_lost(mode: &str) {
         scope.spawn(|| {
             let memory = ProcessMemory::open(pid).unwrap();
             let gadgets = Gadgets::find(&memory, &procfs::mappings(pid).unwrap()).unwrap();
-            for _ in 0..STOPS {
+            for _ in 0..stops {
                 let mut tree = StoppedTree::stop(pid).unwrap();
                 let mappings = procfs::mappings(pid).unwrap();
                 let context = RemoteContext { memory: &memory, mappings: &mappings, gadgets };
@@ -410,7 +410,7 @@ fn nothing_waits(pid: Pid) {
 
 #[test]
 fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
-    const DEATHS: u32 = 200;
+    let deaths = testkit::rounds(100, 1000);
     const LONGEST_US: u64 = 30_000;
     const TEST: &str = "remote::the_death_of_the_tracer_at_any_moment_harms_nothing";
     if let Some(role) = common::role() {
@@ -419,7 +419,7 @@ fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
     let Some(mut subject) = Subject::start("self_checking", &["lenient"]) else { return };
     let before = procfs::descriptors(subject.pid()).unwrap();
     let mut random = testkit::seeded(TEST);
-    for death in 0..DEATHS {
+    for death in 0..deaths {
         let mut helper = common::helper(TEST, &subject.pid().to_string()).spawn().unwrap();
         let wait = Duration::from_micros(random.u64(..LONGEST_US));
         let started = Instant::now();
@@ -460,7 +460,7 @@ fn die_at_open_step(step: &'static str) {
 #[test]
 fn signals_on_the_restore_path_harm_nothing() {
     const TEST: &str = "remote::signals_on_the_restore_path_harm_nothing";
-    const DEATHS: usize = 200;
+    let deaths: usize = testkit::rounds(100, 1000);
     if let Some(role) = common::role() {
         let mut words = role.split(' ').map(|word| word.parse::<i32>().unwrap());
         let pid = Pid(words.next().unwrap());
@@ -472,7 +472,7 @@ fn signals_on_the_restore_path_harm_nothing() {
         return call_with(pid, &memory, gadgets, place..place + 1).unwrap();
     }
     let Some(mut subject) = Subject::start("self_checking", &["lenient", "restless"]) else { return };
-    for death in 0..DEATHS {
+    for death in 0..deaths {
         let place = RESTLESS[death / OPEN_STEPS.len() % RESTLESS.len()];
         let role = format!("{} {} {place}", subject.pid(), death % OPEN_STEPS.len());
         let status = common::helper(TEST, &role).status().unwrap();

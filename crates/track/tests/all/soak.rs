@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(120);
 const LEAST: ByteCount = ByteCount(64 << 10);
 
 fn duration() -> Duration {
-    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { LONG } else { SHORT }
+    testkit::rounds(SHORT, LONG)
 }
 
 struct Soak {

@@ -153,7 +153,7 @@ fn a_file_with_the_inode_number_of_a_removed_directory_goes_back() {
 }
 
 /// Number of children that are killed. Most children are in a system call when the kill arrives.
-const KILLED: usize = 2000;
+const KILLED: usize = 1000;
 
 #[test]
 fn a_child_that_is_killed_in_a_call_costs_no_way_back() {
