@@ -124,8 +124,10 @@ impl WriterThread {
                     == Some(PageContent::At(entry.block_index, entry.checksum))
                 {
                     job.moves[live] = entry;
-                    let block = |number: usize| number * image::LOG_BLOCK_BYTES as usize;
-                    job.buffer.copy_within(block(number)..block(number + 1), block(live));
+                    if number != live {
+                        let block = |number: usize| number * image::LOG_BLOCK_BYTES as usize;
+                        job.buffer.copy_within(block(number)..block(number + 1), block(live));
+                    }
                     live += 1;
                 }
             }
