@@ -330,13 +330,13 @@ class Run(Driver):
 
     name = "run"
 
-    def __init__(self, options, pid, hz, store, cpus, tracker="auto"):
+    def __init__(self, options, pid, hz, store, cpus, tracker="auto", words=()):
         if not hz:
             raise RuntimeError("the driver `run` needs a rate above 0")
         self.command = [options.undying, "--store", store]
         every = "%dms" % round(1000 / hz)
         super().__init__([*self.command, "run", "--name", "job", "--adopt", str(pid), "--restart", "never", "--every",
-                          every, "--tracker", tracker, "--prefer", options.prefer], store, cpus, options.nice)
+                          every, "--tracker", tracker, "--prefer", options.prefer, *words], store, cpus, options.nice)
         self.subject = pid
         self.until(lambda: (self.status() or {}).get("checkpoints", 0) >= 2, "the first checkpoints")
 
