@@ -80,7 +80,7 @@ impl AioContexts {
     ///
     /// ENOENT for a kernel without these structures, ENOSYS if the feature is switched off, and the errors of bpf(2).
     pub fn new() -> Result<Self> {
-        let types = KernelTypes::open()?;
+        let types = KernelTypes::get()?;
         let at = |structure: &str, name: &str| types.find(structure, name).map(|path| path.offset as u64);
         let mut words = WordReader::new()?;
         Ok(Self {

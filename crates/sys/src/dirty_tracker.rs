@@ -82,7 +82,7 @@ impl DirtyTracker {
         if barrier(BARRIER_QUERY)? & BARRIER_GLOBAL == 0 {
             return Err(Error::new("track dirty pages without a global memory barrier", Errno::ENOSYS));
         }
-        let offsets = Offsets::of(&KernelTypes::open()?)?;
+        let offsets = Offsets::of(KernelTypes::get()?)?;
         let (files, words) = (Map::new(FILES_MAX, WhenFull::Refuse)?, Words::new(WORDS)?);
         let program =
             AttachedProgram::attach(c"writeback_dirty_folio", &program::mark(&offsets, &files, &words))?;

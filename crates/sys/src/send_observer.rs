@@ -100,7 +100,7 @@ impl SendObserver {
                 Errno::ENOSYS,
             ));
         }
-        let types = KernelTypes::open()?;
+        let types = KernelTypes::get()?;
         let offsets = Offsets::of(&types)?;
         let (trees, sockets) =
             (Map::new(TREES_MAX, WhenFull::Refuse)?, Map::new(SOCKETS_MAX, WhenFull::Forget)?);

@@ -52,7 +52,7 @@ impl TaskReader {
                 Errno::ENOSYS,
             ));
         }
-        let types = KernelTypes::open()?;
+        let types = KernelTypes::get()?;
         let paths = fields.iter().map(|field| types.find(TASK, field.0)).collect::<Result<Vec<_>>>()?;
         let code = copy::copy_fields(&paths, Kfuncs::of(&types)?, HEAD_BYTES);
         let program = CalledProgram::load(&code, "reads kernel structures")?;
