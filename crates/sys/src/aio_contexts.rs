@@ -95,7 +95,7 @@ impl AioContexts {
                 completed: at("kioctx", "completed_events")?,
                 waiting: at("kioctx", "active_reqs")?,
             },
-            processors: processors(&types, &mut words)?,
+            processors: processors(types, &mut words)?,
             words,
         })
     }

@@ -101,11 +101,11 @@ impl SendObserver {
             ));
         }
         let types = KernelTypes::get()?;
-        let offsets = Offsets::of(&types)?;
+        let offsets = Offsets::of(types)?;
         let (trees, sockets) =
             (Map::new(TREES_MAX, WhenFull::Refuse)?, Map::new(SOCKETS_MAX, WhenFull::Forget)?);
         let finder =
-            CalledProgram::load(&program::find_listener(&offsets, &types)?, "finds the filter of a thread")?;
+            CalledProgram::load(&program::find_listener(&offsets, types)?, "finds the filter of a thread")?;
         let record = |is_send| program::record(&offsets, &trees, &sockets, is_send);
         let sends = AttachedProgram::attach(c"sock_send_length", &record(true))?;
         let receipts = AttachedProgram::attach(c"sock_recv_length", &record(false))?;

@@ -54,7 +54,7 @@ impl TaskReader {
         }
         let types = KernelTypes::get()?;
         let paths = fields.iter().map(|field| types.find(TASK, field.0)).collect::<Result<Vec<_>>>()?;
-        let code = copy::copy_fields(&paths, Kfuncs::of(&types)?, HEAD_BYTES);
+        let code = copy::copy_fields(&paths, Kfuncs::of(types)?, HEAD_BYTES);
         let program = CalledProgram::load(&code, "reads kernel structures")?;
         let bytes = paths.iter().map(|path| path.length.next_multiple_of(copy::WORD_BYTES)).sum::<usize>();
         Ok(Self { program, context: vec![0; HEAD_BYTES + bytes] })

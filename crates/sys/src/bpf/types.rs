@@ -37,7 +37,8 @@ impl KernelTypes {
     /// Returns the type information, which is read once in each process: this takes 15 ms, and 1 MiB of memory.
     pub(crate) fn get() -> Result<&'static Self> {
         static OF_KERNEL: OnceLock<Option<KernelTypes>> = OnceLock::new();
-        let read = || Btf::from_file_with_backend(TYPES, Backend::Mmap).or_else(|_| Btf::from_file(TYPES)).ok();
+        let read =
+            || Btf::from_file_with_backend(TYPES, Backend::Mmap).or_else(|_| Btf::from_file(TYPES)).ok();
         let types = OF_KERNEL.get_or_init(|| read().map(Self)).as_ref();
         types.ok_or_else(|| Error::path("read the types of the kernel in", TYPES, Errno::ENOENT))
     }
