@@ -5,6 +5,8 @@
 
 use model::{Escaped, Pid};
 
+use crate::obstacle::Obstacle;
+
 /// A failed step of saving or restoring a kernel object.
 #[derive(Debug, thiserror::Error)]
 pub enum ResourceError {
@@ -50,6 +52,20 @@ pub enum ResourceError {
         /// The action that lets the restore succeed.
         fix: String,
     },
+}
+
+impl ResourceError {
+    /// Creates the error of a payload that does not match its kind and version.
+    pub(crate) fn malformed(kind: &'static str, why: impl Into<String>) -> Self {
+        Self::Malformed { kind, why: why.into() }
+    }
+}
+
+/// An obstacle that preflight could not find.
+impl From<Obstacle> for ResourceError {
+    fn from(Obstacle { pid, what, why, fix, .. }: Obstacle) -> Self {
+        Self::Unsupported { pid, what, why, fix }
+    }
 }
 
 /// A result with this crate's error.

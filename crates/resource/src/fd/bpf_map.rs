@@ -98,7 +98,7 @@ impl FdKind for BpfMap {
         if has_lengths && properties(&state).is_some_and(|properties| properties.is_simple()) {
             return Ok(());
         }
-        Err(ResourceError::Malformed { kind: NAME, why: "the map is impossible".to_owned() })
+        Err(ResourceError::malformed(NAME, "the map is impossible"))
     }
 
     fn label(&self, payload: &[u8]) -> Option<String> {
@@ -206,10 +206,8 @@ fn properties(state: &State) -> Option<Properties> {
 
 /// Creates a map with its content.
 fn make(state: &State) -> Result<OwnedFd> {
-    let properties = properties(state).ok_or_else(|| ResourceError::Malformed {
-        kind: NAME,
-        why: "the name of the map has another length".to_owned(),
-    })?;
+    let properties = properties(state)
+        .ok_or_else(|| ResourceError::malformed(NAME, "the name of the map has another length"))?;
     let made = map::create(&properties)?;
     let content = Content { count: state.count, keys: state.keys.clone(), values: state.values.clone() };
     map::fill(made.as_fd(), &properties, &content)?;

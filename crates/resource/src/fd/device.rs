@@ -171,7 +171,7 @@ impl FdCapture for DeviceCapture {
 fn make(payload: &DevicePayload, nameless: &Nameless) -> Result<OwnedFd> {
     if find(payload.major, payload.minor).is_none() {
         let why = format!("character device {}:{} keeps state", payload.major, payload.minor);
-        return Err(ResourceError::Malformed { kind: NAME, why });
+        return Err(ResourceError::malformed(NAME, why));
     }
     let last = path::from_bytes(&payload.path);
     let ownership = Ownership { mode: nameless.mode, user: nameless.user, group: nameless.group };

@@ -151,12 +151,13 @@ impl FdCapture for DirectoryCapture {
         let name = Name::new(self.link.bytes(), &self.stat);
         let removed = match &name {
             Name::Gone(_) if self.made_up => {
-                return Err(ResourceError::Unsupported {
-                    pid: description.pid,
-                    what: description.named("deleted directory"),
-                    why: OF_REMOVED_KERNEL_OBJECT.to_owned(),
-                    fix: "let the program close it, or do not remove directories that it has open".to_owned(),
-                });
+                return Err(description
+                    .obstacle(
+                        "deleted directory",
+                        OF_REMOVED_KERNEL_OBJECT,
+                        "let the program close it, or do not remove directories that it has open",
+                    )
+                    .into());
             }
             Name::Gone(path) => Some(Removed::new(path, &self.stat)),
             Name::Live(_) | Name::None => None,

@@ -200,7 +200,7 @@ impl FdCapture for Capture {
 fn find(created: &HashMap<DescriptionId, OwnedFd>, id: DescriptionId) -> Result<BorrowedFd<'_>> {
     let found = created.get(&id).map(AsFd::as_fd);
     let why = || format!("it watches open file description {id}, which the image does not contain");
-    found.ok_or_else(|| ResourceError::Malformed { kind: NAME, why: why() })
+    found.ok_or_else(|| ResourceError::malformed(NAME, why()))
 }
 
 /// Registers a member from inside the process. EEXIST means that another process, which shares the set, has already

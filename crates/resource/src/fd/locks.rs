@@ -213,7 +213,7 @@ impl Lock {
 }
 
 fn unknown() -> ResourceError {
-    ResourceError::Malformed { kind: "fd/*", why: "a lock of an unknown kind".to_owned() }
+    ResourceError::malformed("fd/*", "a lock of an unknown kind")
 }
 
 #[cfg(test)]

@@ -212,15 +212,16 @@ impl FdCapture for MemfdCapture {
 
     fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         if self.copied == Some(Copied::TooMuch) {
-            return Err(ResourceError::Unsupported {
-                pid: description.pid,
-                what: description.named("memory file"),
-                why: format!(
-                    "it is not mapped and grew beyond {} MiB during the checkpoint",
-                    DATA_BYTES_MAX >> 20
-                ),
-                fix: "let the program map it".to_owned(),
-            });
+            return Err(description
+                .obstacle(
+                    "memory file",
+                    &format!(
+                        "it is not mapped and grew beyond {} MiB during the checkpoint",
+                        DATA_BYTES_MAX >> 20
+                    ),
+                    "let the program map it",
+                )
+                .into());
         }
         let link = description.info.target.as_os_str().as_bytes();
         let name = &link[PREFIX.len()..link.len() - SUFFIX.len()];
@@ -256,7 +257,7 @@ impl MemoryFile {
             (None, None) => {
                 let name = String::from_utf8_lossy(&self.state.name).into_owned();
                 let why = format!("the content of memory file {name} is missing");
-                return Err(ResourceError::Malformed { kind: NAME, why });
+                return Err(ResourceError::malformed(NAME, why));
             }
         };
         self.set_attributes(&file)?;

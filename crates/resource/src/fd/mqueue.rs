@@ -136,7 +136,7 @@ impl FdKind for Mqueue {
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         let state: Queue = crate::error::decode(NAME, payload)?;
         let is_name = (1..=NAME_BYTES_MAX).contains(&state.name.len()) && !state.name.contains(&b'/');
-        if is_name { Ok(()) } else { Err(malformed("the name of the queue is invalid")) }
+        if is_name { Ok(()) } else { Err(ResourceError::malformed(NAME, "the name of the queue is invalid")) }
     }
 
     fn label(&self, payload: &[u8]) -> Option<String> {
@@ -259,16 +259,7 @@ fn notified(text: &[u8]) -> Option<Pid> {
 }
 
 fn refused(description: &Known, (why, fix): (&str, &str)) -> ResourceError {
-    ResourceError::Unsupported {
-        pid: description.pid,
-        what: description.named(WHAT),
-        why: why.to_owned(),
-        fix: fix.to_owned(),
-    }
-}
-
-fn malformed(why: &str) -> ResourceError {
-    ResourceError::Malformed { kind: NAME, why: why.to_owned() }
+    description.obstacle(WHAT, why, fix).into()
 }
 
 /// Restores all descriptions of one queue.

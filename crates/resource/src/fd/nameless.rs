@@ -212,7 +212,7 @@ impl NamelessFile {
         }
         let Some(content) = &self.state.content else {
             let why = format!("the content of {} is missing", self.path.display());
-            return Err(ResourceError::Malformed { kind, why });
+            return Err(ResourceError::malformed(kind, why));
         };
         // The kernel permits linking a file without a name only if the file was created with O_TMPFILE and without
         // O_EXCL. So the file is created with the flags of the recorded O_TMPFILE description, and becomes this

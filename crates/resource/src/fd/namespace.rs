@@ -65,7 +65,7 @@ impl FdKind for Namespace {
         if TYPES.contains(&kind.as_str()) {
             return Ok(());
         }
-        Err(ResourceError::Malformed { kind: NAME, why: "its type of namespace is unknown".to_owned() })
+        Err(ResourceError::malformed(NAME, "its type of namespace is unknown"))
     }
 
     fn label(&self, payload: &[u8]) -> Option<String> {

@@ -160,7 +160,7 @@ impl FdCapture for Capture {
             return Ok(());
         }
         if let Some((why, fix)) = refusal(description)? {
-            return Err(unsupported(description, why, fix));
+            return Err(description.obstacle(WHAT, why, fix).into());
         }
         let socket = description.as_fd();
         self.state.options = Options::read(socket, &self.fresh)?;
@@ -174,22 +174,15 @@ impl FdCapture for Capture {
 
     fn relate(&mut self, description: &Description, scope: &CaptureScope<'_>) -> Result<()> {
         match foreign_peer(description, scope)? {
-            Some((why, fix)) if self.state.inherited.is_none() => Err(unsupported(description, why, fix)),
+            Some((why, fix)) if self.state.inherited.is_none() => {
+                Err(description.obstacle(WHAT, why, fix).into())
+            }
             _ => Ok(()),
         }
     }
 
     fn after(&mut self, _description: &Known) -> Result<Vec<u8>> {
         Ok(self.state.encode_to_vec())
-    }
-}
-
-fn unsupported(description: &Description, why: &str, fix: &str) -> ResourceError {
-    ResourceError::Unsupported {
-        pid: description.pid,
-        what: description.named(WHAT),
-        why: why.to_owned(),
-        fix: fix.to_owned(),
     }
 }
 

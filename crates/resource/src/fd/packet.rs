@@ -147,7 +147,7 @@ impl FdKind for Packet {
         if is_ring(&state.receive_ring) && is_ring(&state.send_ring) && are_few {
             return Ok(());
         }
-        Err(ResourceError::Malformed { kind: NAME, why: "a ring or membership is impossible".to_owned() })
+        Err(ResourceError::malformed(NAME, "a ring or membership is impossible"))
     }
 
     fn needs_files(&self) -> bool {
@@ -188,11 +188,9 @@ const CLOSE: &str = "close the socket before the checkpoint, or use a kernel wit
 
 /// Reads a socket and the value of its option PACKET_FANOUT.
 fn read(description: &Description, diag: &SockDiag) -> Result<(PacketSocket, i32)> {
-    let socket = diag.packet_socket(description.inode())?.ok_or_else(|| ResourceError::Unsupported {
-        pid: description.pid,
-        what: description.named(WHAT),
-        why: "the kernel does not report its state (packet_diag)".to_owned(),
-        fix: CLOSE.to_owned(),
+    let socket = diag.packet_socket(description.inode())?.ok_or_else(|| {
+        let why = "the kernel does not report its state (packet_diag)";
+        ResourceError::from(description.obstacle(WHAT, why, CLOSE))
     })?;
     // A socket of type SOCK_PACKET has no options of this level.
     let is_old = Family::of(description)?.kind == SOCK_PACKET;

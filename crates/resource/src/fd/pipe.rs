@@ -223,12 +223,13 @@ pub(super) fn content(
 ) -> Result<Vec<Chunk>> {
     queue.take(packets).map_err(|error| match error {
         QueueError::Kernel(error) => error.into(),
-        QueueError::Mixed => ResourceError::Unsupported {
-            pid: description.pid,
-            what: description.named(what),
-            why: "it contains packets behind bytes, and the boundary between them is not visible".to_owned(),
-            fix: "let the program set O_DIRECT when it creates the pipe, not later".to_owned(),
-        },
+        QueueError::Mixed => description
+            .obstacle(
+                what,
+                "it contains packets behind bytes, and the boundary between them is not visible",
+                "let the program set O_DIRECT when it creates the pipe, not later",
+            )
+            .into(),
     })
 }
 

@@ -120,10 +120,7 @@ impl FdKind for ProcFile {
         let State { path, .. } = crate::error::decode(NAME, payload)?;
         match std::str::from_utf8(&path).ok().and_then(process_of) {
             Some(_) => Ok(()),
-            None => Err(ResourceError::Malformed {
-                kind: NAME,
-                why: "its path is not below /proc/PID".to_owned(),
-            }),
+            None => Err(ResourceError::malformed(NAME, "its path is not below /proc/PID")),
         }
     }
 

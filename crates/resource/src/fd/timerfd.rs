@@ -220,7 +220,7 @@ fn clocks(number: u32) -> Result<(TimerfdClockId, ClockId)> {
         8 => (TimerfdClockId::RealtimeAlarm, ClockId::Realtime),
         9 => (TimerfdClockId::BoottimeAlarm, ClockId::Boottime),
         _ => {
-            return Err(ResourceError::Malformed { kind: NAME, why: format!("clock {number} is unknown") });
+            return Err(ResourceError::malformed(NAME, format!("clock {number} is unknown")));
         }
     })
 }

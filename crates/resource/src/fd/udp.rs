@@ -195,12 +195,7 @@ impl FdCapture for Capture {
         let shut = self.diag.shut_halves(self.family.domain, self.family.protocol, description.inode())?;
         self.state.options = Options::read(socket, &self.fresh)?;
         if self.state.options.int(CORK) == Some(1) && holds_data(socket)? {
-            return Err(ResourceError::Unsupported {
-                pid: description.pid,
-                what: description.named(WHAT),
-                why: CORKED.0.to_owned(),
-                fix: CORKED.1.to_owned(),
-            });
+            return Err(description.obstacle(WHAT, CORKED.0, CORKED.1).into());
         }
         self.state.local = socket::local(socket)?.0;
         self.state.peer = peer.unwrap_or_default().0;

@@ -12,9 +12,7 @@ use crate::error::{ResourceError, Result};
 pub(super) fn check(kind: &'static str, waiting: &[u32]) -> Result<()> {
     let mut known = HashSet::new();
     match waiting.iter().find(|id| !known.insert(**id)) {
-        Some(id) => {
-            Err(ResourceError::Malformed { kind, why: format!("socket {id} is in the accept queue twice") })
-        }
+        Some(id) => Err(ResourceError::malformed(kind, format!("socket {id} is in the accept queue twice"))),
         None => Ok(()),
     }
 }

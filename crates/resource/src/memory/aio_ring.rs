@@ -162,7 +162,7 @@ impl MemoryKind for AioRing {
         let events = (ring.bytes.len().saturating_sub(HEAD_BYTES) / EVENT_BYTES) as u32;
         match Head::of(&ring.bytes) {
             Some(head) if is_whole && head.events == events => Ok(()),
-            _ => Err(ResourceError::Malformed { kind: NAME, why: "the ring is impossible".to_owned() }),
+            _ => Err(ResourceError::malformed(NAME, "the ring is impossible")),
         }
     }
 
@@ -184,9 +184,8 @@ impl MemoryKind for AioRing {
     ) -> Result<()> {
         let ring: Ring = crate::error::decode(NAME, &record.payload)?;
         let wanted = Head::of(&ring.bytes).filter(|_| range.len() == ByteCount(record.length));
-        let wanted = wanted.ok_or_else(|| ResourceError::Malformed {
-            kind: NAME,
-            why: "the ring and its mapping have different lengths".to_owned(),
+        let wanted = wanted.ok_or_else(|| {
+            ResourceError::malformed(NAME, "the ring and its mapping have different lengths")
         })?;
         let made = make(record.length, wanted, stub, memory)?;
         let length = record.length;

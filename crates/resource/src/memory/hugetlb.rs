@@ -77,7 +77,7 @@ fn page_bytes(record: &ObjectRecord) -> Result<ByteCount> {
     if is_size && record.length.is_multiple_of(size) {
         return Ok(ByteCount(size));
     }
-    Err(ResourceError::Malformed { kind: NAME, why: "its page size or its length is impossible".to_owned() })
+    Err(ResourceError::malformed(NAME, "its page size or its length is impossible"))
 }
 
 #[cfg(test)]

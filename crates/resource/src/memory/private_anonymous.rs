@@ -45,5 +45,5 @@ impl MemoryKind for PrivateAnonymous {
 }
 
 fn has_an_object() -> ResourceError {
-    ResourceError::Malformed { kind: "memory/private_anonymous", why: "it has an object".to_owned() }
+    ResourceError::malformed("memory/private_anonymous", "it has an object")
 }

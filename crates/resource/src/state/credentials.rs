@@ -186,7 +186,7 @@ fn own() -> Result<&'static CredentialsMessage> {
 }
 
 fn incomplete(why: &str) -> ResourceError {
-    ResourceError::Malformed { kind: NAME, why: why.to_owned() }
+    ResourceError::malformed(NAME, why)
 }
 
 fn unsupported(pid: Pid, what: String, why: String) -> ResourceError {

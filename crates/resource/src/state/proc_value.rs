@@ -85,7 +85,7 @@ impl ProcValue {
     fn value_in(&self, raw: &[u8]) -> Result<u32> {
         (self.parse)(raw).ok_or_else(|| {
             let why = format!("`{}` contains no valid value", self.file);
-            ResourceError::Malformed { kind: self.name, why }
+            ResourceError::malformed(self.name, why)
         })
     }
 }

@@ -145,7 +145,7 @@ impl LockMessage {
 }
 
 fn malformed(line: &str) -> ResourceError {
-    ResourceError::Malformed { kind: NAME, why: format!("invalid lock line `{line}`") }
+    ResourceError::malformed(NAME, format!("invalid lock line `{line}`"))
 }
 
 /// Copies the fdinfo text of a descriptor if the text contains locks.

@@ -86,9 +86,7 @@ impl StateKind for Rseq {
         let message: RseqMessage = crate::error::decode(NAME, payload)?;
         match message.address.checked_add(SEQUENCE_OFFSET) {
             Some(_) => Ok(()),
-            None => {
-                Err(ResourceError::Malformed { kind: NAME, why: "its address is out of range".to_owned() })
-            }
+            None => Err(ResourceError::malformed(NAME, "its address is out of range")),
         }
     }
 

@@ -89,10 +89,7 @@ impl StateKind for Sigactions {
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         let message: ActionsMessage = crate::error::decode(NAME, payload)?;
         if message.actions.iter().any(|action| action.action.len() != ACTION_BYTES) {
-            return Err(ResourceError::Malformed {
-                kind: NAME,
-                why: "an action has the wrong length".to_owned(),
-            });
+            return Err(ResourceError::malformed(NAME, "an action has the wrong length"));
         }
         Ok(())
     }

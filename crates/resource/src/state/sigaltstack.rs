@@ -70,7 +70,7 @@ impl StateKind for Sigaltstack {
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         if payload.len() != STACK_BYTES {
-            return Err(ResourceError::Malformed { kind: NAME, why: "it has the wrong length".to_owned() });
+            return Err(ResourceError::malformed(NAME, "it has the wrong length"));
         }
         Ok(())
     }

@@ -112,10 +112,7 @@ impl StateKind for Sigpending {
         let message: PendingMessage = crate::error::decode(NAME, payload)?;
         let mut signals = message.thread.iter().chain(&message.process);
         if signals.any(|information| information.len() != INFORMATION_BYTES) {
-            return Err(ResourceError::Malformed {
-                kind: NAME,
-                why: "a signal has the wrong length".to_owned(),
-            });
+            return Err(ResourceError::malformed(NAME, "a signal has the wrong length"));
         }
         Ok(())
     }

@@ -46,7 +46,7 @@ impl StateKind for ThreadName {
 
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         if payload.len() > NAME_BYTES_MAX {
-            return Err(ResourceError::Malformed { kind: NAME, why: "it is too long".to_owned() });
+            return Err(ResourceError::malformed(NAME, "it is too long"));
         }
         Ok(())
     }

@@ -73,5 +73,5 @@ impl StateKind for TidAddress {
 
 fn word(payload: &[u8]) -> Result<u64> {
     let word = payload.try_into().map(u64::from_ne_bytes);
-    word.map_err(|_| ResourceError::Malformed { kind: NAME, why: "it has the wrong length".to_owned() })
+    word.map_err(|_| ResourceError::malformed(NAME, "it has the wrong length"))
 }

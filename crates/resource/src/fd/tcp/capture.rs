@@ -28,7 +28,7 @@ use sys::socket_option::{self, FILTER_DROPS_ALL};
 use sys::tcp_repair::{self, Info, Repair, State as TcpState};
 
 use super::super::description::{Description, Known};
-use super::super::inet_address::{encode, parse_plain};
+use super::super::inet_address::{encode, parse_plain, show};
 use super::super::inherited_socket::InheritedSocket;
 use super::super::kept_connections::Keep;
 use super::super::kind::FdCapture;
@@ -44,6 +44,7 @@ use super::connection::{self, After, QueueParts};
 use super::live;
 use super::state::{Ended, Listener, NAME, State};
 use crate::error::{ResourceError, Result};
+use crate::obstacle::Obstacle;
 
 /// The reason why an MPTCP connection is refused, and the fix.
 pub(super) const MULTIPATH: (&str, &str) = (
@@ -150,7 +151,9 @@ impl Capture {
         match state {
             Some(TcpState::Listen) => saved.listener = Some(read_listener(description, scope, info.backlog)),
             Some(TcpState::Close) => saved.ended = read_ended(socket)?,
-            Some(TcpState::SynReceived) => return Err(being_established(description)),
+            Some(TcpState::SynReceived) => {
+                return Err(being_established(description).into());
+            }
             Some(TcpState::SynSent) => {
                 let peer = self.sockets.diag()?.connecting_to(self.family.domain, description.inode())?;
                 saved.peer = peer.unwrap_or_default().0;
@@ -201,7 +204,7 @@ impl Capture {
         let ends = parse_plain(&saved.local()).zip(parse_plain(&saved.peer()));
         let takes = self.kills && (is_inside || !self.loses);
         if self.family.protocol == IPPROTO_MPTCP && (takes || is_inside) {
-            return Err(unsupported(description, MULTIPATH.0, MULTIPATH.1));
+            return Err(connection_obstacle(description, MULTIPATH.0, MULTIPATH.1).into());
         }
         if self.kills && !takes {
             self.remove_filter(socket);
@@ -320,10 +323,8 @@ impl FdCapture for Capture {
 
     fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         self.sockets.drop_packets()?;
-        let missing = || ResourceError::Malformed {
-            kind: NAME,
-            why: format!("fd {} was not read inside the pause", description.fd),
-        };
+        let missing =
+            || ResourceError::malformed(NAME, format!("fd {} was not read inside the pause", description.fd));
         let mut state = self.state.take().ok_or_else(missing)?;
         let options = self.options.as_ref().or(self.recent.as_ref().map(|recent| &*recent.options));
         state.options = options.cloned().unwrap_or_default();
@@ -416,17 +417,16 @@ fn peek(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn being_established(description: &Description) -> ResourceError {
-    unsupported(description, "it is being established", "retry in a moment")
+pub(super) fn being_established(description: &Description) -> Obstacle {
+    connection_obstacle(description, "it is being established", "retry in a moment")
 }
 
-fn unsupported(description: &Description, why: &str, fix: &str) -> ResourceError {
-    ResourceError::Unsupported {
-        pid: description.pid,
-        what: description.named("TCP connection"),
-        why: why.to_owned(),
-        fix: fix.to_owned(),
-    }
+pub(super) fn connection_obstacle(description: &Description, why: &str, fix: &str) -> Obstacle {
+    let socket = description.as_fd();
+    let shown = |address: Option<_>| address.map_or_else(String::new, |one| show(&one));
+    let local = shown(socket::local(socket).ok());
+    let peer = shown(socket::peer(socket).ok().flatten());
+    Obstacle { place: format!("{local} - {peer}"), ..description.obstacle("TCP connection", why, fix) }
 }
 
 /// Returns local address and peer address in a form that can be compared.

@@ -34,7 +34,7 @@ use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use super::socket_family::{AF_INET, AF_INET6, Family, IPPROTO_MPTCP, IPPROTO_TCP, SOCK_STREAM};
 use super::socket_options;
-use super::{inet_address, waiting};
+use super::waiting;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
 use crate::support::label;
@@ -73,19 +73,23 @@ impl FdKind for Tcp {
         let state = tcp_repair::info(description.as_fd()).ok();
         let state = state.and_then(|info| TcpState::from_number(info.state));
         if state == Some(TcpState::SynReceived) {
-            found.push(connection_obstacle(description, "it is being established", "retry in a moment"));
+            found.push(capture::being_established(description));
         }
         if is_multipath(description) {
             let is_taken = takes_outside(scope) || capture::has_peer_inside(description, scope);
             if capture::is_connected(state) && is_taken {
-                found.push(connection_obstacle(description, capture::MULTIPATH.0, capture::MULTIPATH.1));
+                found.push(capture::connection_obstacle(
+                    description,
+                    capture::MULTIPATH.0,
+                    capture::MULTIPATH.1,
+                ));
             }
             return found;
         }
         found.extend(unreadable(description, scope));
         let is_taken = || takes_outside(scope) || capture::has_peer_inside(description, scope);
         if capture::is_connected(state) && !scope.sockets.may_repair() && is_taken() {
-            found.push(connection_obstacle(
+            found.push(capture::connection_obstacle(
                 description,
                 "taking a connection over needs CAP_NET_ADMIN",
                 "run undying as root, let the program close its connections before the checkpoint, or accept the end \
@@ -158,7 +162,7 @@ fn unreadable(description: &Description, scope: &CaptureScope<'_>) -> Option<Obs
     let mut bytes = [0; 64];
     let upper = socket_option::get(socket, UPPER_PROTOCOL, &mut bytes);
     if upper.is_ok_and(|length| length > 0 && bytes[0] != 0) {
-        return Some(connection_obstacle(
+        return Some(capture::connection_obstacle(
             description,
             "an upper layer protocol such as kernel TLS is attached to it (TCP_ULP)",
             "start the program without kernel TLS",
@@ -173,19 +177,11 @@ fn unreadable(description: &Description, scope: &CaptureScope<'_>) -> Option<Obs
     let has_keys =
         || scope.sockets.diag()?.has_md5_keys(&local, &peer).map_err(crate::error::ResourceError::from);
     if socket_option::get(socket, AUTHENTICATION, &mut bytes).is_ok() || has_keys().unwrap_or(false) {
-        return Some(connection_obstacle(
+        return Some(capture::connection_obstacle(
             description,
             "its segments are signed (TCP_MD5SIG, TCP_AO_ADD_KEY), and the keys cannot be read",
             "let the program close it before the checkpoint, or configure it without TCP authentication",
         ));
     }
     None
-}
-
-fn connection_obstacle(description: &Description, why: &str, fix: &str) -> Obstacle {
-    let socket = description.as_fd();
-    let show = |address: Option<_>| address.map_or_else(String::new, |one| inet_address::show(&one));
-    let local = show(socket::local(socket).ok());
-    let peer = show(socket::peer(socket).ok().flatten());
-    Obstacle { place: format!("{local} - {peer}"), ..description.obstacle("TCP connection", why, fix) }
 }

@@ -17,10 +17,7 @@ const FIN_ACK: u8 = 0x11;
 /// Sends to a started socket the FIN that its peer had sent before the checkpoint.
 pub(super) fn inject_fin(state: &State, connection: &Connection) -> Result<()> {
     let (Some(local), Some(peer)) = (parse_plain(&state.local()), parse_plain(&state.peer())) else {
-        return Err(ResourceError::Malformed {
-            kind: NAME,
-            why: "its addresses are not IP addresses".to_owned(),
-        });
+        return Err(ResourceError::malformed(NAME, "its addresses are not IP addresses"));
     };
     let acknowledged = connection.send_end.wrapping_sub(connection.written.len() as u32);
     let window = (connection.window_send >> connection.send_scale).min(u32::from(u16::MAX)) as u16;

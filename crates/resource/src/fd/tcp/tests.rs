@@ -11,6 +11,7 @@ use rustix::event::PollFlags;
 use sys::packet_hold::{PacketHold, SocketMark};
 
 use super::super::in_flight::discover;
+use super::super::inet_address;
 use super::super::socket_events::events;
 use super::super::socket_family::IPPROTO_TCP;
 use super::super::sockets::{Sockets, may_repair};

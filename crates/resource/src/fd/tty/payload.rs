@@ -157,8 +157,7 @@ impl State {
     }
 
     pub(super) fn modes(&self) -> Result<Modes> {
-        let malformed =
-            || ResourceError::Malformed { kind: NAME, why: "modes of a terminal are incomplete".to_owned() };
+        let malformed = || ResourceError::malformed(NAME, "modes of a terminal are incomplete");
         let words: [u32; 7] = self.modes.as_slice().try_into().map_err(|_| malformed())?;
         let characters: [u8; CONTROL_CHARACTERS] =
             self.characters.as_slice().try_into().map_err(|_| malformed())?;

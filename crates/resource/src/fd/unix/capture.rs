@@ -122,12 +122,13 @@ impl Capture {
         if scope.loses_connections || (may_end(description, scope) && is_server(&self.diag, &self.socket)?) {
             return Ok(Some(Peer::Closed(true)));
         }
-        Err(ResourceError::Unsupported {
-            pid: description.pid,
-            what: description.named("Unix socket"),
-            why: "it was connected to a process outside the tree during the checkpoint".to_owned(),
-            fix: "retry in a moment".to_owned(),
-        })
+        Err(description
+            .obstacle(
+                "Unix socket",
+                "it was connected to a process outside the tree during the checkpoint",
+                "retry in a moment",
+            )
+            .into())
     }
 
     /// Returns the state of a peer without a descriptor. Such a peer was closed, or waits to be accepted.
@@ -136,12 +137,7 @@ impl Capture {
             return Ok(Peer::Closed(true));
         };
         if socket::unacknowledged_bytes(description.as_fd())? > 0 {
-            return Err(ResourceError::Unsupported {
-                pid: description.pid,
-                what: description.named("Unix socket"),
-                why: UNACCEPTED_BYTES.to_owned(),
-                fix: RETRY.to_owned(),
-            });
+            return Err(description.obstacle("Unix socket", UNACCEPTED_BYTES, RETRY).into());
         }
         Ok(Peer::Inside(listener.id.get()))
     }
@@ -176,12 +172,7 @@ impl FdCapture for Capture {
         }
         self.options = Options::read(description, &self.fresh)?;
         if is_urgent(description)? {
-            return Err(ResourceError::Unsupported {
-                pid: description.pid,
-                what: description.named("Unix socket"),
-                why: URGENT.to_owned(),
-                fix: URGENT_FIX.to_owned(),
-            });
+            return Err(description.obstacle("Unix socket", URGENT, URGENT_FIX).into());
         }
         self.seen = if self.socket.state == sock_diag::LISTENING {
             Vec::new()
@@ -200,10 +191,8 @@ impl FdCapture for Capture {
     }
 
     fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
-        let missing = || ResourceError::Malformed {
-            kind: NAME,
-            why: format!("fd {} was not read inside the pause", description.fd),
-        };
+        let missing =
+            || ResourceError::malformed(NAME, format!("fd {} was not read inside the pause", description.fd));
         Ok(self.state.take().ok_or_else(missing)?.encode_to_vec())
     }
 }
@@ -211,12 +200,12 @@ impl FdCapture for Capture {
 fn relate_message(description: &Description, seen: Seen, scope: &CaptureScope<'_>) -> Result<Queued> {
     let mut rights = Vec::with_capacity(seen.rights.len());
     for right in &seen.rights {
-        let id = identify(scope.open, right.as_fd())?.ok_or_else(|| ResourceError::Unsupported {
-            pid: description.pid,
-            what: description.named("Unix socket"),
-            why: "a descriptor in flight in this socket refers to no known open file description of the tree"
-                .to_owned(),
-            fix: "retry in a moment".to_owned(),
+        let id = identify(scope.open, right.as_fd())?.ok_or_else(|| {
+            ResourceError::from(description.obstacle(
+                "Unix socket",
+                "a descriptor in flight in this socket refers to no known open file description of the tree",
+                "retry in a moment",
+            ))
         })?;
         rights.push(id.get());
     }

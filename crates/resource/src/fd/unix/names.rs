@@ -16,7 +16,7 @@ use sys::socket::{self, SocketAddress};
 
 use super::super::description::Description;
 use super::state::{BoundFile, Place, is_path, text};
-use crate::error::{ResourceError, Result};
+use crate::error::Result;
 use crate::obstacle::Obstacle;
 
 const DELETED: &[u8] = b" (deleted)";
@@ -56,12 +56,7 @@ pub(super) fn obstacle(description: &Description) -> Option<Obstacle> {
 pub(super) fn read_file(description: &Description, name: &SocketAddress) -> Result<Option<BoundFile>> {
     let Some(found) = find(description, name)? else { return Ok(None) };
     if found.missing() > 0 {
-        return Err(ResourceError::Unsupported {
-            pid: description.pid,
-            what: description.named(WHAT),
-            why: found.why(),
-            fix: FIX.to_owned(),
-        });
+        return Err(description.obstacle(WHAT, &found.why(), FIX).into());
     }
     let mut places = found.names.iter().map(|name| place(name));
     let first = places.next();

@@ -80,9 +80,11 @@ pub(super) fn fill(
     for message in messages {
         let mut rights = Vec::with_capacity(message.rights.len());
         for id in &message.rights {
-            let right = created.get(&DescriptionId(*id)).ok_or_else(|| ResourceError::Malformed {
-                kind: NAME,
-                why: format!("description {id} is in flight in a message and is not in the image"),
+            let right = created.get(&DescriptionId(*id)).ok_or_else(|| {
+                ResourceError::malformed(
+                    NAME,
+                    format!("description {id} is in flight in a message and is not in the image"),
+                )
             })?;
             rights.push(right.as_fd());
         }

@@ -22,7 +22,7 @@ use super::hold;
 use super::in_place::{InPlace, LivingThread, Renumber};
 use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
 use super::remote_calls::RemoteCalls;
-use crate::error::{ResourceError, Result};
+use crate::error::Result;
 use crate::obstacle::Obstacle;
 
 const NAME: &str = "state/posix_timers";
@@ -71,10 +71,8 @@ impl StateKind for PosixTimers {
         // The text equals the text in `add_calls`, because a stopped process creates and deletes no timers.
         let text = capture.file(FILE)?.to_vec();
         let timers = list::parse(&text);
-        if let Some(Obstacle { pid, what, why, fix, .. }) =
-            timers.iter().find_map(|timer| obstacle(capture.pid, timer))
-        {
-            return Err(ResourceError::Unsupported { pid, what, why, fix });
+        if let Some(found) = timers.iter().find_map(|timer| obstacle(capture.pid, timer)) {
+            return Err(found.into());
         }
         if timers.is_empty() {
             return Ok(());
