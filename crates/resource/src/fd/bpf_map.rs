@@ -65,10 +65,6 @@ impl FdKind for BpfMap {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "BPF maps of the types hash and array, with content; not used by BPF programs"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         description.target() == TARGET
     }

@@ -35,10 +35,6 @@ impl FdKind for Deleted {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "unlinked and unnamed (O_TMPFILE) files, with their content up to 64 MiB each"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::RegularFile
             && matches!(Name::of(description), Name::Gone(_))

@@ -75,10 +75,6 @@ impl FdKind for Device {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "/dev/null, zero, full, random and urandom, also by nodes that were unlinked"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         let format = FileType::from_raw_mode(description.stat.st_mode);
         matches!(format, FileType::CharacterDevice | FileType::BlockDevice)

@@ -58,10 +58,6 @@ impl FdKind for Directory {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "directories by path, with the position of a listing in progress; also removed ones"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::Directory
             && Name::of(description) != Name::None

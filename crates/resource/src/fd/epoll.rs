@@ -85,10 +85,6 @@ impl FdKind for Epoll {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "epoll: members with fd, events and data, one-shot members that have fired, sets in sets"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         description.target() == "anon_inode:[eventpoll]"
     }

@@ -45,10 +45,6 @@ impl FdKind for Eventfd {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "eventfd: count, semaphore mode"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         description.target() == "anon_inode:[eventfd]"
     }

@@ -83,10 +83,6 @@ impl FdKind for Fanotify {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "fanotify: flags, marks on files, mounts and file systems; unread events are lost"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         description.target() == "anon_inode:[fanotify]"
     }

@@ -73,10 +73,6 @@ impl FdKind for Fifo {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "named pipes with their content, also after their name was removed"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::Fifo
             && Name::of(description) != Name::None

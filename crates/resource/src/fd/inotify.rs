@@ -82,10 +82,6 @@ impl FdKind for Inotify {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "inotify: watches with number, mask and file; unread events are restored as one overflow"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         description.target() == "anon_inode:inotify" || description.target() == "anon_inode:[inotify]"
     }

@@ -158,9 +158,6 @@ pub trait FdKind: Sync {
         1
     }
 
-    /// Returns one line that says what the kind restores, for tables in the documentation and in `undying doctor`.
-    fn summary(&self) -> &'static str;
-
     /// Reports whether this kind saves and restores a description.
     fn claims(&self, description: &Description) -> bool;
 

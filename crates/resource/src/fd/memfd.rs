@@ -77,10 +77,6 @@ impl FdKind for Memfd {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "memory files (memfd) with name, seals and content; up to 64 MiB if not mapped"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         is_memfd(description)
     }

@@ -92,10 +92,6 @@ impl FdKind for Mqueue {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "POSIX message queues: name, attributes, owner and mode; messages of queues without a name with --kill"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::RegularFile
             && is_message_queue(description)

@@ -34,10 +34,6 @@ impl FdKind for Namespace {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "descriptors of the namespaces of the program"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         type_of(description).is_some()
     }

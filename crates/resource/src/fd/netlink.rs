@@ -103,10 +103,6 @@ impl FdKind for Netlink {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "netlink: protocol, port, groups, options; unread messages are reported as lost (ENOBUFS)"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::Socket
             && Family::of(description).is_ok_and(|family| family.domain == AF_NETLINK)

@@ -104,10 +104,6 @@ impl FdKind for Packet {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "packet sockets: protocol, interface, options, filter, groups, fanout, empty rings; unread packets are lost"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::Socket
             && Family::of(description).is_ok_and(|family| family.domain == AF_PACKET)

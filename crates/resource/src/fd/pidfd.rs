@@ -56,10 +56,6 @@ impl FdKind for Pidfd {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "pidfd: of processes of the tree, zombies included, and of ended ones"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         // Since Linux 6.9, pidfds are on their own file system. The link in `/proc/PID/fd` is unchanged.
         description.target().starts_with("anon_inode:[pidfd]") || description.target().starts_with("pidfd:")

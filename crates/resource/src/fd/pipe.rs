@@ -60,10 +60,6 @@ impl FdKind for Pipe {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "pipes with their content, capacity and packet mode"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::Fifo
             && description.target().starts_with("pipe:[")

@@ -66,10 +66,6 @@ impl FdKind for ProcFile {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "files and directories of /proc/PID of processes of the tree, public files of others"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         process_of(description.target()).is_some()
     }

@@ -69,10 +69,6 @@ impl FdKind for Raw {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "raw and ICMP sockets: address, peer, options, filters; unread packets are lost"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::Socket
             && Family::of(description).is_ok_and(|family| {

@@ -28,10 +28,6 @@ impl FdKind for Regular {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "regular files by path, with position and flags; O_PATH descriptors"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         let format = FileType::from_raw_mode(description.stat.st_mode);
         let suits = match format {

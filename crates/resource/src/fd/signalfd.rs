@@ -34,10 +34,6 @@ impl FdKind for Signalfd {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "signalfd: mask"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         description.target() == "anon_inode:[signalfd]"
     }

@@ -78,10 +78,6 @@ impl FdKind for Symlink {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "symbolic links themselves (O_PATH), also unlinked ones"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         is_symlink(&description.stat) && Name::of(description) != Name::None
     }

@@ -79,10 +79,6 @@ impl FdKind for Timerfd {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "timerfd: clock, remaining time, interval, unread expirations"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         description.target() == "anon_inode:[timerfd]"
     }

@@ -111,10 +111,6 @@ impl FdKind for Udp {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "udp: address, peer, options, multicast groups, unread datagrams; UDP-Lite too"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::Socket
             && Family::of(description).is_ok_and(|family| {

@@ -91,10 +91,6 @@ impl MemoryKind for AioRing {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "contexts of asynchronous I/O (io_setup) without requests in flight, with their unread completions"
-    }
-
     fn claims(&self, of: MappingOf<'_>) -> bool {
         of.mapping.name.starts_with(PREFIX)
     }

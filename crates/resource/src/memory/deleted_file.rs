@@ -53,10 +53,6 @@ impl MemoryKind for DeletedFile {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "mappings of deleted or replaced files, with the file's content"
-    }
-
     fn claims(&self, of: MappingOf<'_>) -> bool {
         matches!(of.mapping.backing, Backing::File { .. })
             && !of.mapping.flags.has("ht")

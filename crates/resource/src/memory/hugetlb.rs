@@ -35,10 +35,6 @@ impl MemoryKind for Hugetlb {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "private and shared anonymous memory with pages of hugetlbfs"
-    }
-
     fn claims(&self, of: MappingOf<'_>) -> bool {
         is_anonymous(&of.mapping.name)
     }

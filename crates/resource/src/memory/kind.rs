@@ -73,9 +73,6 @@ pub trait MemoryKind: Sync {
         1
     }
 
-    /// Returns one line about the restored state, for tables in the documentation and in `undying doctor`.
-    fn summary(&self) -> &'static str;
-
     /// Reports whether a mapping is of this kind.
     fn claims(&self, of: MappingOf<'_>) -> bool;
 

@@ -31,10 +31,6 @@ impl MemoryKind for Memfd {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "mappings of memory files (memfd), shared or private"
-    }
-
     fn claims(&self, of: MappingOf<'_>) -> bool {
         of.mapping.name.starts_with("/memfd:") && !of.mapping.flags.has("ht")
     }

@@ -20,10 +20,6 @@ impl MemoryKind for PrivateAnonymous {
         "memory/private_anonymous"
     }
 
-    fn summary(&self) -> &'static str {
-        "heap, stacks and private anonymous mappings, with protection, guard pages, locks and advice"
-    }
-
     fn claims(&self, of: MappingOf<'_>) -> bool {
         of.mapping.backing == Backing::Anonymous && !of.mapping.protection.shared
     }

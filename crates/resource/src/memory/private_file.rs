@@ -22,10 +22,6 @@ impl MemoryKind for PrivateFile {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "private file mappings: changed pages from the image, the rest from the unchanged file"
-    }
-
     fn claims(&self, of: MappingOf<'_>) -> bool {
         matches!(of.mapping.backing, Backing::File { .. })
             && !of.mapping.protection.shared

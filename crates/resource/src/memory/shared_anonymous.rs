@@ -21,10 +21,6 @@ impl MemoryKind for SharedAnonymous {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "shared anonymous mappings, shared between the same processes as before"
-    }
-
     fn claims(&self, of: MappingOf<'_>) -> bool {
         let has_name = of.mapping.name.starts_with(super::record::NAMED_SHARED);
         (of.mapping.name == "/dev/zero (deleted)" || has_name) && of.mapping.protection.shared

@@ -31,10 +31,6 @@ impl MemoryKind for SharedFile {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "shared file mappings, with the file's content at the time of the restore"
-    }
-
     fn claims(&self, of: MappingOf<'_>) -> bool {
         matches!(of.mapping.backing, Backing::File { .. })
             && of.mapping.protection.shared

@@ -83,10 +83,6 @@ impl MemoryKind for SysvShm {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "System V shared memory: id, key, owner, mode, content and attachments; also removed segments"
-    }
-
     fn claims(&self, of: MappingOf<'_>) -> bool {
         is_attachment(of) && !of.mapping.flags.has("ht")
     }

@@ -34,10 +34,6 @@ impl MemoryKind for TmpfsFile {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "shared memory files and named semaphores (files of a tmpfs), with the content of the checkpoint"
-    }
-
     fn claims(&self, of: MappingOf<'_>) -> bool {
         may_write(of) && !of.mapping.flags.has("ht") && find(of).is_some()
     }

@@ -52,10 +52,6 @@ impl StateKind for ControlTerminal {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "the controlling terminal of a session, also if no process of the tree has it open"
-    }
-
     fn level(&self) -> Level {
         Level::Process
     }

@@ -75,10 +75,6 @@ impl StateKind for Credentials {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "users, groups, capabilities and securebits of each thread"
-    }
-
     fn level(&self) -> Level {
         Level::Thread
     }

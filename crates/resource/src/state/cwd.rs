@@ -66,10 +66,6 @@ impl StateKind for Cwd {
         VERSION
     }
 
-    fn summary(&self) -> &'static str {
-        "the working directory, also a removed one"
-    }
-
     fn level(&self) -> Level {
         Level::Process
     }

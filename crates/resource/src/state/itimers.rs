@@ -55,10 +55,6 @@ impl StateKind for Itimers {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "interval timers: real, virtual and profiling"
-    }
-
     fn level(&self) -> Level {
         Level::Process
     }

@@ -287,9 +287,6 @@ pub trait StateKind: Sync {
         1
     }
 
-    /// Returns one line about the restored state, for tables in the documentation and in `undying doctor`.
-    fn summary(&self) -> &'static str;
-
     /// Returns whether a record belongs to a process or to a thread.
     fn level(&self) -> Level;
 

@@ -61,10 +61,6 @@ impl StateKind for Limits {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "resource limits, soft and hard"
-    }
-
     fn level(&self) -> Level {
         Level::Process
     }

@@ -39,10 +39,6 @@ impl StateKind for Membarrier {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "registrations for expedited memory barriers"
-    }
-
     fn level(&self) -> Level {
         Level::Process
     }

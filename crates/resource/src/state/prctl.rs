@@ -142,10 +142,6 @@ impl StateKind for Prctl {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "prctl settings: death signal, no_new_privs, dumpable, subreaper, denial of executable writes and others"
-    }
-
     fn level(&self) -> Level {
         Level::Thread
     }

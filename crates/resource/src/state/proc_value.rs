@@ -20,7 +20,6 @@ use crate::error::{ResourceError, Result};
 /// A state kind that is one number.
 pub(super) struct ProcValue {
     name: &'static str,
-    summary: &'static str,
     level: Level,
     file: &'static str,
     /// Kernels without the feature do not have the file. Nothing is recorded there.
@@ -33,7 +32,6 @@ pub(super) struct ProcValue {
 /// The file mode creation mask.
 pub(super) const UMASK: ProcValue = ProcValue {
     name: "state/umask",
-    summary: "the file mode creation mask",
     level: Level::Process,
     file: "status",
     is_optional: false,
@@ -44,7 +42,6 @@ pub(super) const UMASK: ProcValue = ProcValue {
 /// The flags of the execution domain.
 pub(super) const PERSONALITY: ProcValue = ProcValue {
     name: "state/personality",
-    summary: "the execution domain: address randomisation and other flags of personality(2)",
     level: Level::Thread,
     file: "personality",
     is_optional: false,
@@ -55,7 +52,6 @@ pub(super) const PERSONALITY: ProcValue = ProcValue {
 /// The core dump filter: bits that select the types of mappings in a core dump.
 pub(super) const COREDUMP_FILTER: ProcValue = ProcValue {
     name: "state/coredump_filter",
-    summary: "kinds of mappings that a core dump includes",
     level: Level::Process,
     file: "coredump_filter",
     is_optional: true,
@@ -66,7 +62,6 @@ pub(super) const COREDUMP_FILTER: ProcValue = ProcValue {
 /// The adjustment of the out-of-memory score, from -1000 (never killed) to 1000 (killed first).
 pub(super) const OOM_SCORE: ProcValue = ProcValue {
     name: "state/oom_score",
-    summary: "how early the process is killed when memory runs out",
     level: Level::Process,
     file: "oom_score_adj",
     is_optional: false,
@@ -93,10 +88,6 @@ impl ProcValue {
 impl StateKind for ProcValue {
     fn name(&self) -> &'static str {
         self.name
-    }
-
-    fn summary(&self) -> &'static str {
-        self.summary
     }
 
     fn level(&self) -> Level {

@@ -51,10 +51,6 @@ impl StateKind for RecordLocks {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "POSIX record locks on files"
-    }
-
     fn level(&self) -> Level {
         Level::Process
     }

@@ -43,10 +43,6 @@ impl StateKind for RobustList {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "robust mutex lists"
-    }
-
     fn level(&self) -> Level {
         Level::Thread
     }

@@ -47,10 +47,6 @@ impl StateKind for Root {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "the root directory (chroot)"
-    }
-
     fn level(&self) -> Level {
         Level::Process
     }

@@ -41,10 +41,6 @@ impl StateKind for Rseq {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "restartable sequences: the registration, and the abort of an active one"
-    }
-
     fn level(&self) -> Level {
         Level::Thread
     }

@@ -72,10 +72,6 @@ impl StateKind for Scheduling {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "scheduling policy, nice value, processors, I/O priority and timer slack of each thread"
-    }
-
     fn level(&self) -> Level {
         Level::Thread
     }

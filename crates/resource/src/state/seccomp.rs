@@ -82,10 +82,6 @@ impl StateKind for Seccomp {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "seccomp: strict mode and filters (needs CAP_SYS_ADMIN)"
-    }
-
     fn level(&self) -> Level {
         Level::Thread
     }

@@ -45,10 +45,6 @@ impl StateKind for Sigactions {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "signal handlers with their masks and flags, ignored signals"
-    }
-
     fn level(&self) -> Level {
         Level::Process
     }

@@ -27,10 +27,6 @@ impl StateKind for Sigaltstack {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "alternate signal stacks"
-    }
-
     fn level(&self) -> Level {
         Level::Thread
     }

@@ -78,10 +78,6 @@ impl StateKind for Sigpending {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "pending signals of threads and processes, in order, with code, sender and value"
-    }
-
     fn level(&self) -> Level {
         Level::Thread
     }

@@ -22,10 +22,6 @@ impl StateKind for ThreadName {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "thread names"
-    }
-
     fn level(&self) -> Level {
         Level::Thread
     }

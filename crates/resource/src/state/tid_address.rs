@@ -26,10 +26,6 @@ impl StateKind for TidAddress {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "the word that reports a thread's end (pthread_join)"
-    }
-
     fn level(&self) -> Level {
         Level::Thread
     }

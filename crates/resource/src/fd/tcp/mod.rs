@@ -52,10 +52,6 @@ impl FdKind for Tcp {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "tcp: listeners (of MPTCP too) with their backlog, connections with queues, options, half-closed ones"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::Socket
             && Family::of(description).is_ok_and(|family| {

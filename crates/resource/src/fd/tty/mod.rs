@@ -48,10 +48,6 @@ impl FdKind for Tty {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "pseudo terminals with modes, window, controlled session and unread bytes; the caller's terminal"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         is_terminal(description)
     }

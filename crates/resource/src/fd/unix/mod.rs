@@ -48,10 +48,6 @@ impl FdKind for Unix {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "unix: pairs, named and listening sockets, queued messages and descriptors, shut halves, waiting clients"
-    }
-
     fn claims(&self, description: &Description) -> bool {
         FileType::from_raw_mode(description.stat.st_mode) == FileType::Socket
             && Family::of(description).is_ok_and(|family| family.domain == AF_UNIX)

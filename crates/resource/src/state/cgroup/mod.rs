@@ -67,10 +67,6 @@ impl StateKind for Cgroup {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "membership in control groups that exist at the restore, or have no controllers"
-    }
-
     fn level(&self) -> Level {
         Level::Thread
     }

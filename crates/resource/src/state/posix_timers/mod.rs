@@ -35,10 +35,6 @@ impl StateKind for PosixTimers {
         NAME
     }
 
-    fn summary(&self) -> &'static str {
-        "POSIX timers with their ids and remaining times"
-    }
-
     fn level(&self) -> Level {
         Level::Process
     }
