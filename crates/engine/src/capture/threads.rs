@@ -128,14 +128,14 @@ fn finish_all(together: &mut Vec<Reading<'_>>) -> Result<Vec<ThreadState>> {
 impl Reading<'_> {
     fn kinds(&self) -> impl Iterator<Item = &'static dyn StateKind> + use<> {
         let is_leader = self.is_leader;
-        state::REGISTRY.iter().copied().filter(move |kind| kind.level() == Level::Thread || is_leader)
+        state::REGISTRY.iter().copied().filter(move |kind| kind.facts().level == Level::Thread || is_leader)
     }
 
     fn finish(self) -> Result<ThreadState> {
         let Self { known, is_leader, mut capture } = self;
         let mut raw = Vec::with_capacity(state::REGISTRY.len());
         for kind in state::REGISTRY {
-            let wanted = kind.level() == Level::Thread || is_leader;
+            let wanted = kind.facts().level == Level::Thread || is_leader;
             let mut of_kind = RawState::new();
             if wanted {
                 kind.inside(&mut capture, &mut of_kind)?;
@@ -165,7 +165,7 @@ pub(super) fn write(processes: &Processes, records: &mut RecordSet) -> Result<()
             message.put(records, Owner::Thread(thread.tid));
             for ((kind, raw), last) in state::REGISTRY.iter().zip(&thread.raw).zip(&mut last) {
                 let Some(raw) = raw else { continue };
-                let owner = match kind.level() {
+                let owner = match kind.facts().level {
                     Level::Process => Owner::Process(*pid),
                     Level::Thread => Owner::Thread(thread.tid),
                 };

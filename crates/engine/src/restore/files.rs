@@ -113,7 +113,7 @@ pub(super) fn open(
     let kept = given.kept.clone();
     let mut creation = Creation::of(given);
     let (after, before): (Vec<_>, Vec<_>) =
-        records_of_kinds(plan, &holders).partition(|(kind, _)| kind.needs_files());
+        records_of_kinds(plan, &holders).partition(|(kind, _)| kind.facts().needs_files);
     creation.create(before, shared)?;
     if let Some(rollback) = rollback {
         check_objects(plan, &holders, &rollback)?;

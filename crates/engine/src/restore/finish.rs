@@ -147,11 +147,11 @@ fn restore_stage(
 ) -> Result<()> {
     let BuiltProcess { memory, threads } = target;
     for (stub, thread) in threads.iter_mut().zip(&process.threads) {
-        for state in thread.states.iter().filter(|state| state.kind.stage() == stage) {
+        for state in thread.states.iter().filter(|state| state.kind.facts().stage == stage) {
             restore_state(state, StateRestore { stub, memory, shared, opener })?;
         }
     }
-    for state in process.states.iter().filter(|state| state.kind.stage() == stage) {
+    for state in process.states.iter().filter(|state| state.kind.facts().stage == stage) {
         restore_state(state, StateRestore { stub: &mut threads[0], memory, shared, opener })?;
     }
     Ok(())

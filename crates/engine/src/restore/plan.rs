@@ -312,7 +312,7 @@ impl PlannedThread {
 
 fn take_states(records: &mut RecordSet, level: Level, owner: Owner) -> Result<Vec<PlannedState>> {
     let mut found = Vec::new();
-    for kind in state::REGISTRY.iter().copied().filter(|kind| kind.level() == level) {
+    for kind in state::REGISTRY.iter().copied().filter(|kind| kind.facts().level == level) {
         for record in records.take_each(kind.name(), owner) {
             if record.version > kind.version() {
                 return Err(unknown(&record));

@@ -15,7 +15,7 @@ use sys::bpf_map::{self as map, Access, Content, Properties};
 
 use super::description::{Description, Known};
 use super::fdinfo::FdInfo;
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -61,8 +61,8 @@ struct State {
 }
 
 impl FdKind for BpfMap {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME).without_files()
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -101,10 +101,6 @@ impl FdKind for BpfMap {
         let state = State::decode(payload).ok()?;
         let name = state.name.split(|byte| *byte == 0).next().unwrap_or_default();
         Some(format!("{} with {} entries", String::from_utf8_lossy(name), state.count))
-    }
-
-    fn needs_files(&self) -> bool {
-        false
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

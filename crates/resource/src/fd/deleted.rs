@@ -11,7 +11,7 @@ use sys::file_handle;
 
 use super::description::Description;
 use super::file_state::{self, FileCapture, FilePayload};
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::memfd::is_memfd;
 use super::nameless::{CLOSE_IT, open_handle};
 use super::scope::CaptureScope;
@@ -31,8 +31,8 @@ const UNREADABLE: &[(i64, &str)] = &[(0x9584_58f6, "huge pages"), (0x5345_434d, 
 pub struct Deleted;
 
 impl FdKind for Deleted {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<FilePayload>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -57,10 +57,6 @@ impl FdKind for Deleted {
 
     fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
         Ok(Box::new(FileCapture::new(description, scope)?))
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<FilePayload>(NAME, payload).map(drop)
     }
 
     fn label(&self, payload: &[u8]) -> Option<String> {

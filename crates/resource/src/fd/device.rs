@@ -15,7 +15,7 @@ use rustix::fs::{FileType, Mode, Stat, major, makedev, minor, mknodat};
 use sys::{Errno, Error};
 
 use super::description::{Description, Known};
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use super::tty::is_terminal;
 use crate::error::{ResourceError, Result};
@@ -71,8 +71,8 @@ struct Nameless {
 pub struct Device;
 
 impl FdKind for Device {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<DevicePayload>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -99,10 +99,6 @@ impl FdKind for Device {
 
     fn prepare(&self, description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
         Ok(Box::new(DeviceCapture { link: Link::new(), stat: description.stat }))
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<DevicePayload>(NAME, payload).map(drop)
     }
 
     fn label(&self, payload: &[u8]) -> Option<String> {

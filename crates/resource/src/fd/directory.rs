@@ -16,7 +16,7 @@ use rustix::fs::{FileType, RawDir, Stat};
 use sys::{Errno, Error};
 
 use super::description::{Description, Known};
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::regular::belongs_to_process;
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
@@ -54,8 +54,8 @@ pub(crate) const OF_REMOVED_KERNEL_OBJECT: &str =
 pub struct Directory;
 
 impl FdKind for Directory {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<DirectoryPayload>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -84,10 +84,6 @@ impl FdKind for Directory {
         let identity = Identity::with(description, &description.stat);
         let link = Link::new();
         Ok(Box::new(DirectoryCapture { link, stat: description.stat, made_up: false, identity }))
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<DirectoryPayload>(NAME, payload).map(drop)
     }
 
     fn label(&self, payload: &[u8]) -> Option<String> {

@@ -21,7 +21,7 @@ use tracee::arch::numbers::EPOLL_CTL;
 
 use super::description::{Description, Known};
 use super::fdinfo::{FdInfo, unparsable};
-use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdConnect, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -81,8 +81,8 @@ struct Capture {
 }
 
 impl FdKind for Epoll {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -102,10 +102,6 @@ impl FdKind for Epoll {
 
     fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
         Ok(Box::new(Capture { kind_of: self.kind_of, info: FdInfo::default(), members: Vec::new() }))
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<State>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -13,7 +13,7 @@ use sys::Error;
 
 use super::description::{Description, Known};
 use super::fdinfo::FdInfo;
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::Result;
 
@@ -41,8 +41,8 @@ struct Capture {
 }
 
 impl FdKind for Eventfd {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME).without_files()
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -53,16 +53,8 @@ impl FdKind for Eventfd {
         Ok(Box::<Capture>::default())
     }
 
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<State>(NAME, payload).map(drop)
-    }
-
     fn label(&self, payload: &[u8]) -> Option<String> {
         State::decode(payload).ok().map(|state| format!("count {}", state.count))
-    }
-
-    fn needs_files(&self) -> bool {
-        false
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -18,7 +18,7 @@ use sys::file_handle::FileHandle;
 
 use super::description::{Description, Known};
 use super::fdinfo::{FdInfo, unparsable};
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -79,8 +79,8 @@ struct Capture {
 }
 
 impl FdKind for Fanotify {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -107,10 +107,6 @@ impl FdKind for Fanotify {
 
     fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
         Ok(Box::<Capture>::default())
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<State>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -17,7 +17,7 @@ use rustix::event::PollFlags;
 use rustix::fs::{FileType, Mode, OFlags, mkfifoat};
 
 use super::description::{Description, Known};
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::pipe::{content, events, is_carrier};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
@@ -69,8 +69,8 @@ struct FifoPayload {
 pub struct Fifo;
 
 impl FdKind for Fifo {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<FifoPayload>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -97,10 +97,6 @@ impl FdKind for Fifo {
         let link = Link::new();
         let identity = Identity::with(description, &description.stat);
         Ok(Box::new(FifoCapture { link, queue, packets, capacity: 0, hung_up: false, identity }))
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<FifoPayload>(NAME, payload).map(drop)
     }
 
     fn label(&self, payload: &[u8]) -> Option<String> {

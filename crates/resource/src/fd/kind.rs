@@ -147,10 +147,38 @@ pub trait FdCapture: std::fmt::Debug {
     }
 }
 
+/// The constant properties of a descriptor kind.
+#[derive(Clone, Copy, Debug)]
+pub struct FdFacts {
+    name: &'static str,
+    /// Decodes a payload, and drops the result.
+    decode: fn(&'static str, &[u8]) -> Result<()>,
+    /// Whether `create` opens or creates files by their names, or needs memory objects. A restore that rolls files back
+    /// calls `create` of all other kinds before the rollback, so that their refusals change no file.
+    pub needs_files: bool,
+}
+
+impl FdFacts {
+    /// Returns the facts of a kind that needs files. `Payload` is the type of the payload of its records.
+    pub(super) fn of<Payload: prost::Message + Default>(name: &'static str) -> Self {
+        let decode = |name, payload: &[u8]| crate::error::decode::<Payload>(name, payload).map(drop);
+        Self { name, decode, needs_files: true }
+    }
+
+    pub(super) fn without_files(self) -> Self {
+        Self { needs_files: false, ..self }
+    }
+}
+
 /// A descriptor kind: saves and restores one type of open file description.
 pub trait FdKind: Sync {
+    /// Returns the constant properties of this kind.
+    fn facts(&self) -> FdFacts;
+
     /// Returns the name of the records: `fd/` and the name of the source file of the kind.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &'static str {
+        self.facts().name
+    }
 
     /// Returns the version of the payload format that this kind writes. The kind reads this version and all earlier
     /// versions.
@@ -189,7 +217,10 @@ pub trait FdKind: Sync {
 
     /// Decodes a payload, and refuses an invalid payload. Has no other effect. Called in a restore, before any object
     /// is opened or created.
-    fn check(&self, version: u32, payload: &[u8]) -> Result<()>;
+    fn check(&self, version: u32, payload: &[u8]) -> Result<()> {
+        let _ = version;
+        (self.facts().decode)(self.name(), payload)
+    }
 
     /// Checks that `create` would find the files of these records. Opens and creates nothing. Called before a checkpoint
     /// ends the subject.
@@ -210,12 +241,6 @@ pub trait FdKind: Sync {
     fn label(&self, payload: &[u8]) -> Option<String> {
         let _ = payload;
         None
-    }
-
-    /// Reports whether `create` opens or creates files by their names, or needs memory objects. A restore that rolls
-    /// files back calls `create` of all other kinds before the rollback, so that their refusals change no file.
-    fn needs_files(&self) -> bool {
-        true
     }
 
     /// Builds the descriptions of all records of this kind, and adds these descriptions to `context.created`. This is

@@ -16,7 +16,7 @@ use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, SealFlags, Stat};
 use sys::{Errno, Error};
 
 use super::description::{Description, Known};
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -73,8 +73,8 @@ pub(super) fn is_memfd(description: &Description) -> bool {
 }
 
 impl FdKind for Memfd {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<MemfdPayload>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -120,10 +120,6 @@ impl FdKind for Memfd {
             capture.copy.reserve(capture.reader.as_fd())?;
         }
         Ok(Box::new(capture))
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<MemfdPayload>(NAME, payload).map(drop)
     }
 
     fn label(&self, payload: &[u8]) -> Option<String> {

@@ -73,7 +73,7 @@ mod waiting;
 
 pub use self::description::{Description, Known, path_of};
 pub use self::kind::{
-    Connections, Constant, FdCapture, FdConnect, FdCreate, FdKind, FdRecord, InheritedFile, Kept,
+    Connections, Constant, FdCapture, FdConnect, FdCreate, FdFacts, FdKind, FdRecord, InheritedFile, Kept,
 };
 pub use self::scope::{CaptureScope, ScopeIndex};
 pub use self::vacated::Vacated;

@@ -19,7 +19,7 @@ use sys::message_queue::{self as queue, Attributes};
 use sys::{Errno, Error};
 
 use super::description::{Description, GONE, Known};
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -88,8 +88,8 @@ struct Waiting {
 }
 
 impl FdKind for Mqueue {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<Queue>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {

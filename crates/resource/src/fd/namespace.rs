@@ -9,7 +9,7 @@ use prost::Message;
 use tracee::procfs;
 
 use super::description::{Description, Known};
-use super::kind::{Constant, FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{Constant, FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -30,8 +30,8 @@ struct State {
 }
 
 impl FdKind for Namespace {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {

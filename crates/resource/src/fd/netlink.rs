@@ -23,7 +23,7 @@ use tracee::procfs;
 
 use super::description::{Description, Known};
 use super::inherited_socket::InheritedSocket;
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use super::socket_events::events;
 use super::socket_family::{AF_NETLINK, Family, SOL_NETLINK};
@@ -99,8 +99,8 @@ struct Capture {
 }
 
 impl FdKind for Netlink {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME).without_files()
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -127,14 +127,6 @@ impl FdKind for Netlink {
         let boot = if family.protocol == GENERIC { boot()? } else { String::new() };
         let state = State { family, inherited, boot, ..State::default() };
         Ok(Box::new(Capture { fresh: scope.sockets.fresh(family)?, state }))
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<State>(NAME, payload).map(drop)
-    }
-
-    fn needs_files(&self) -> bool {
-        false
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -17,7 +17,7 @@ use sys::socket_option::{self, SocketOption};
 
 use super::description::{Description, Known};
 use super::inherited_socket::InheritedSocket;
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use super::socket_family::{AF_PACKET, Family, SOL_PACKET};
 use super::socket_options::{self, Fresh, Options};
@@ -100,8 +100,8 @@ struct Capture {
 }
 
 impl FdKind for Packet {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME).without_files()
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -144,10 +144,6 @@ impl FdKind for Packet {
             return Ok(());
         }
         Err(ResourceError::malformed(NAME, "a ring or membership is impossible"))
-    }
-
-    fn needs_files(&self) -> bool {
-        false
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -18,7 +18,7 @@ use tracee::arch::numbers as nr;
 
 use super::description::{Description, Known};
 use super::fdinfo::FdInfo;
-use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdConnect, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -52,8 +52,8 @@ struct Capture {
 }
 
 impl FdKind for Pidfd {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -99,10 +99,6 @@ impl FdKind for Pidfd {
 
     fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
         Ok(Box::<Capture>::default())
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<State>(NAME, payload).map(drop)
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -18,7 +18,7 @@ use rustix::pipe::PipeFlags;
 use sys::Error;
 
 use super::description::{Description, Known};
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -56,8 +56,8 @@ struct PipePayload {
 pub struct Pipe;
 
 impl FdKind for Pipe {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<PipePayload>(NAME).without_files()
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -95,14 +95,6 @@ impl FdKind for Pipe {
         let packets =
             ends(description, scope).any(|end| may_write(end.info.flags) && end.info.flags & O_DIRECT != 0);
         Ok(Box::new(PipeCapture { queue, inherited, packets, capacity: 0 }))
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<PipePayload>(NAME, payload).map(drop)
-    }
-
-    fn needs_files(&self) -> bool {
-        false
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -19,7 +19,7 @@ use tracee::arch::numbers::{LSEEK, OPENAT2};
 use tracee::{RemoteError, procfs};
 
 use super::description::{Description, Known};
-use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdConnect, FdCreate, FdFacts, FdKind, FdRecord};
 use super::pidfd::{fetch, put};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
@@ -62,8 +62,8 @@ struct Capture {
 }
 
 impl FdKind for ProcFile {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {

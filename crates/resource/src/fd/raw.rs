@@ -17,7 +17,7 @@ use tracee::procfs;
 
 use super::description::{Description, Known};
 use super::inherited_socket::InheritedSocket;
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::multicast::{self, Membership};
 use super::scope::CaptureScope;
 use super::socket_family::{AF_INET, AF_INET6, Family, IPPROTO_ICMP, IPPROTO_ICMPV6, SOCK_DGRAM, SOCK_RAW};
@@ -65,8 +65,8 @@ struct Capture {
 }
 
 impl FdKind for Raw {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME).without_files()
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -100,17 +100,9 @@ impl FdKind for Raw {
         Ok(Box::new(Capture { fresh: scope.sockets.fresh(family)?, state }))
     }
 
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<State>(NAME, payload).map(drop)
-    }
-
     fn label(&self, payload: &[u8]) -> Option<String> {
         let state = State::decode(payload).ok()?;
         Some(label::addresses(&state.local, &state.peer))
-    }
-
-    fn needs_files(&self) -> bool {
-        false
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

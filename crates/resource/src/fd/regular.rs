@@ -10,7 +10,7 @@ use rustix::fs::FileType;
 
 use super::description::Description;
 use super::file_state::{self, FileCapture, FilePayload};
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -24,8 +24,8 @@ const NAME: &str = "fd/regular";
 pub struct Regular;
 
 impl FdKind for Regular {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<FilePayload>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -52,10 +52,6 @@ impl FdKind for Regular {
 
     fn prepare(&self, description: &Description, scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
         Ok(Box::new(FileCapture::new(description, scope)?))
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<FilePayload>(NAME, payload).map(drop)
     }
 
     fn label(&self, payload: &[u8]) -> Option<String> {

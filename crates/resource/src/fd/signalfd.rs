@@ -8,7 +8,7 @@ use prost::Message;
 
 use super::description::{Description, Known};
 use super::fdinfo::FdInfo;
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::Result;
 
@@ -30,8 +30,8 @@ struct Capture {
 }
 
 impl FdKind for Signalfd {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME).without_files()
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -40,14 +40,6 @@ impl FdKind for Signalfd {
 
     fn prepare(&self, _description: &Description, _scope: &CaptureScope<'_>) -> Result<Box<dyn FdCapture>> {
         Ok(Box::<Capture>::default())
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<State>(NAME, payload).map(drop)
-    }
-
-    fn needs_files(&self) -> bool {
-        false
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -17,7 +17,7 @@ use rustix::io::Errno as E;
 use sys::{Errno, Error};
 
 use super::description::{Description, Known};
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -74,8 +74,8 @@ struct Nameless {
 pub struct Symlink;
 
 impl FdKind for Symlink {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<SymlinkPayload>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -98,10 +98,6 @@ impl FdKind for Symlink {
         let link = Link::new();
         let identity = Identity::with(description, &description.stat);
         Ok(Box::new(SymlinkCapture { link, stat: description.stat, target: Vec::new(), identity }))
-    }
-
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<SymlinkPayload>(NAME, payload).map(drop)
     }
 
     fn label(&self, payload: &[u8]) -> Option<String> {

@@ -17,7 +17,7 @@ use sys::Error;
 
 use super::description::{Description, Known};
 use super::fdinfo::FdInfo;
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 
@@ -75,8 +75,8 @@ struct Capture {
 }
 
 impl FdKind for Timerfd {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME).without_files()
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -105,10 +105,6 @@ impl FdKind for Timerfd {
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         let state: State = crate::error::decode(NAME, payload)?;
         clocks(state.clock).map(drop)
-    }
-
-    fn needs_files(&self) -> bool {
-        false
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -23,7 +23,7 @@ use sys::{Errno, Error};
 use super::description::{Description, Known};
 use super::inet_address::{parse, parse_plain, plain, show};
 use super::inherited_socket::InheritedSocket;
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::multicast::{self, Membership};
 use super::peek_queue::{Seen, peek_all};
 use super::raw_packet::inject;
@@ -107,8 +107,8 @@ struct Capture {
 }
 
 impl FdKind for Udp {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<State>(NAME).without_files()
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -144,17 +144,9 @@ impl FdKind for Udp {
         }))
     }
 
-    fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
-        crate::error::decode::<State>(NAME, payload).map(drop)
-    }
-
     fn label(&self, payload: &[u8]) -> Option<String> {
         let state = State::decode(payload).ok()?;
         Some(label::addresses(&state.local, &state.peer))
-    }
-
-    fn needs_files(&self) -> bool {
-        false
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -16,7 +16,7 @@ use sys::{Errno, terminal};
 use tracee::arch::numbers as nr;
 use tracee::{ProcessMemory, RemoteError, Stub, procfs};
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
@@ -48,16 +48,8 @@ struct ControlTerminalMessage {
 }
 
 impl StateKind for ControlTerminal {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Process
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Process, stage: Stage::Setup }
     }
 
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {

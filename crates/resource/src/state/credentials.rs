@@ -15,7 +15,7 @@ use tracee::arch::numbers as nr;
 use tracee::{RemoteError, procfs};
 
 use super::capability;
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
 
@@ -71,16 +71,8 @@ struct CredentialsMessage {
 }
 
 impl StateKind for Credentials {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Thread
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Credentials
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Thread, stage: Stage::Credentials }
     }
 
     fn sources(&self) -> Option<&'static [Field]> {

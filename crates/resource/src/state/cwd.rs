@@ -16,7 +16,7 @@ use sys::Error;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::fd::directory::OF_REMOVED_KERNEL_OBJECT;
 use crate::obstacle::Obstacle;
@@ -58,20 +58,12 @@ struct RawMessage {
 pub(super) struct Cwd;
 
 impl StateKind for Cwd {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Process, stage: Stage::Setup }
     }
 
     fn version(&self) -> u32 {
         VERSION
-    }
-
-    fn level(&self) -> Level {
-        Level::Process
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
     }
 
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {

@@ -12,7 +12,7 @@ use tracee::arch::numbers as nr;
 use super::caller::Caller;
 use super::hold;
 use super::in_place::{InPlace, LivingThread, Renumber};
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use super::remote_calls::{CallResult, RemoteCalls};
 use crate::error::Result;
 
@@ -51,16 +51,8 @@ struct ItimerMessage {
 }
 
 impl StateKind for Itimers {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Process
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Timers
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Process, stage: Stage::Timers }
     }
 
     fn sources(&self) -> Option<&'static [Field]> {

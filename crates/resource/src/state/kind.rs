@@ -275,23 +275,33 @@ impl Caller for StateRestore<'_> {
     }
 }
 
+/// The constant properties of a state kind.
+#[derive(Clone, Copy, Debug)]
+pub struct StateFacts {
+    /// The name of the kind in records: `state/` and the name of the file that implements the kind, or a name in a table
+    /// of kinds.
+    pub name: &'static str,
+    /// Whether a record belongs to a process or to a thread.
+    pub level: Level,
+    /// The stage in which this kind is restored.
+    pub stage: Stage,
+}
+
 /// A state kind: saves and restores one type of process or thread state.
 pub trait StateKind: Sync {
-    /// Returns the name of this kind in records: `state/` and the name of the file that implements the kind, or a name
-    /// in a table of kinds.
-    fn name(&self) -> &'static str;
+    /// Returns the constant properties of this kind.
+    fn facts(&self) -> StateFacts;
+
+    /// Returns the name of this kind in records.
+    fn name(&self) -> &'static str {
+        self.facts().name
+    }
 
     /// Returns the version of the payload format that this kind writes. The kind reads this version and all earlier
     /// versions.
     fn version(&self) -> u32 {
         1
     }
-
-    /// Returns whether a record belongs to a process or to a thread.
-    fn level(&self) -> Level;
-
-    /// Returns the stage in which this kind is restored.
-    fn stage(&self) -> Stage;
 
     /// Returns the state of this process that the kind cannot save, and that prevents a checkpoint. Called before the
     /// pause.

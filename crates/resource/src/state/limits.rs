@@ -10,7 +10,7 @@ use model::Pid;
 use prost::Message;
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/limits";
@@ -57,16 +57,8 @@ struct LimitMessage {
 }
 
 impl StateKind for Limits {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Process
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Process, stage: Stage::Setup }
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {

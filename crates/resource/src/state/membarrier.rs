@@ -9,7 +9,7 @@ use prost::Message;
 use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
 
@@ -35,16 +35,8 @@ struct MembarrierMessage {
 }
 
 impl StateKind for Membarrier {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Process
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Process, stage: Stage::Setup }
     }
 
     fn sources(&self) -> Option<&'static [Field]> {

@@ -40,7 +40,9 @@ use sys::task_reader::Field;
 use tracee::procfs::KeptFiles;
 
 pub use self::in_place::{InPlace, LivingThread, Renumber};
-pub use self::kind::{DescriptorText, Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+pub use self::kind::{
+    DescriptorText, Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore,
+};
 pub use self::result_cache::ResultCache;
 use crate::error::Result;
 
@@ -97,7 +99,7 @@ pub fn prepare_cache(cache: &mut ResultCache) {
 }
 
 fn sources(is_leader: bool) -> Vec<Field> {
-    let is_called = |kind: &&&dyn StateKind| is_leader || kind.level() == Level::Thread;
+    let is_called = |kind: &&&dyn StateKind| is_leader || kind.facts().level == Level::Thread;
     REGISTRY.iter().filter(is_called).filter_map(|kind| kind.sources()).flatten().copied().collect()
 }
 

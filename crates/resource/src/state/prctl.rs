@@ -16,7 +16,7 @@ use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 use tracee::{Stub, procfs};
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use super::remote_calls::RemoteCalls;
 use crate::error::Result;
 
@@ -138,16 +138,8 @@ struct ProcessMessage {
 }
 
 impl StateKind for Prctl {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Thread
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Sealing
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Thread, stage: Stage::Sealing }
     }
 
     fn sources(&self) -> Option<&'static [Field]> {

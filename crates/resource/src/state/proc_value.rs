@@ -14,7 +14,7 @@ use sys::Errno;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 /// A state kind that is one number.
@@ -86,16 +86,8 @@ impl ProcValue {
 }
 
 impl StateKind for ProcValue {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn level(&self) -> Level {
-        self.level
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: self.name, level: self.level, stage: Stage::Setup }
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {

@@ -12,7 +12,7 @@ use sys::file_lock::{RangeLock, SET_RECORD_LOCK_COMMAND};
 use tracee::arch::numbers::FCNTL;
 use tracee::{RemoteError, procfs};
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::support::lock_line::{LockLine, POSIX};
 
@@ -47,16 +47,8 @@ struct LockMessage {
 }
 
 impl StateKind for RecordLocks {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Process
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Process, stage: Stage::Setup }
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {

@@ -13,7 +13,7 @@ use sys::process_memory;
 use tracee::ProcessMemory;
 use tracee::arch::numbers as nr;
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::Result;
 
 const NAME: &str = "state/robust_list";
@@ -39,16 +39,8 @@ struct RobustListMessage {
 }
 
 impl StateKind for RobustList {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Thread
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Thread, stage: Stage::Setup }
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {

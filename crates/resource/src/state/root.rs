@@ -15,7 +15,7 @@ use tracee::arch::numbers as nr;
 use tracee::procfs;
 
 use super::cwd;
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 use crate::opener::Opener;
@@ -43,16 +43,8 @@ struct RootMessage {
 pub(super) struct Root;
 
 impl StateKind for Root {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Process
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Process, stage: Stage::Setup }
     }
 
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {

@@ -15,7 +15,7 @@ use sys::scheduling::{self, Attributes};
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/scheduling";
@@ -68,16 +68,8 @@ struct SchedulingMessage {
 }
 
 impl StateKind for Scheduling {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Thread
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Sealing
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Thread, stage: Stage::Sealing }
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {

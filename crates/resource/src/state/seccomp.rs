@@ -21,7 +21,7 @@ use tracee::arch::numbers as nr;
 use tracee::procfs;
 
 use super::capability;
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
@@ -78,16 +78,8 @@ struct FilterMessage {
 }
 
 impl StateKind for Seccomp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Thread
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Credentials
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Thread, stage: Stage::Credentials }
     }
 
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {

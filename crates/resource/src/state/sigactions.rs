@@ -10,7 +10,7 @@ use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
 
@@ -41,16 +41,8 @@ struct ActionMessage {
 }
 
 impl StateKind for Sigactions {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Process
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Process, stage: Stage::Setup }
     }
 
     fn sources(&self) -> Option<&'static [Field]> {

@@ -7,7 +7,7 @@ use model::ByteCount;
 use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
 
@@ -23,16 +23,8 @@ const SS_ONSTACK: u32 = 1;
 pub(super) struct Sigaltstack;
 
 impl StateKind for Sigaltstack {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Thread
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Thread, stage: Stage::Setup }
     }
 
     fn sources(&self) -> Option<&'static [Field]> {

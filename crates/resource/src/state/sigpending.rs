@@ -22,7 +22,7 @@ use tracee::arch::numbers as nr;
 use super::caller::Caller;
 use super::hold;
 use super::in_place::{InPlace, LivingThread, Renumber};
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/sigpending";
@@ -74,16 +74,8 @@ struct PendingMessage {
 }
 
 impl StateKind for Sigpending {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Thread
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Signals
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Thread, stage: Stage::Signals }
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {

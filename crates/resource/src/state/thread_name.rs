@@ -5,7 +5,7 @@
 
 use tracee::arch::numbers as nr;
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 
 const NAME: &str = "state/thread_name";
@@ -18,16 +18,8 @@ const NAME_BYTES_MAX: usize = 15;
 pub(super) struct ThreadName;
 
 impl StateKind for ThreadName {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Thread
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Thread, stage: Stage::Setup }
     }
 
     fn inside(&self, capture: &mut StateCapture<'_>, raw: &mut RawState) -> Result<()> {

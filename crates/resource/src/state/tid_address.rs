@@ -8,7 +8,7 @@ use model::ByteCount;
 use sys::task_reader::Field;
 use tracee::arch::numbers as nr;
 
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use super::remote_calls::RemoteCalls;
 use crate::error::{ResourceError, Result};
 
@@ -22,16 +22,8 @@ const UNKNOWN: u64 = u64::MAX;
 pub(super) struct TidAddress;
 
 impl StateKind for TidAddress {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Thread
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Thread, stage: Stage::Setup }
     }
 
     fn sources(&self) -> Option<&'static [Field]> {

@@ -54,7 +54,7 @@ fn set_in(stopped: &mut StoppedProcess, space: &AddressSpace, states: &States<'_
         };
         let tid = thread.tid();
         let mut living = LivingThread::new(thread, &context);
-        for kind in state::REGISTRY.iter().filter(|kind| kind.level() == Level::Thread || index == 0) {
+        for kind in state::REGISTRY.iter().filter(|kind| kind.facts().level == Level::Thread || index == 0) {
             let Some(in_place) = kind.in_place() else { continue };
             match (step, payload(&states.wanted, *kind, tid)) {
                 (Step::Clear, _) => {

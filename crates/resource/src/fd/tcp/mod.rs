@@ -30,7 +30,7 @@ use sys::tcp_repair::{self, State as TcpState};
 
 use self::state::NAME;
 use super::description::Description;
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::scope::CaptureScope;
 use super::socket_family::{AF_INET, AF_INET6, Family, IPPROTO_MPTCP, IPPROTO_TCP, SOCK_STREAM};
 use super::socket_options;
@@ -48,8 +48,8 @@ const AUTHENTICATION: SocketOption = SocketOption { level: IPPROTO_TCP, number: 
 pub struct Tcp;
 
 impl FdKind for Tcp {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<state::State>(NAME).without_files()
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -126,10 +126,6 @@ impl FdKind for Tcp {
             Some(known) => format!("{addresses} ({known:?})"),
             None => addresses,
         })
-    }
-
-    fn needs_files(&self) -> bool {
-        false
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {

@@ -25,7 +25,7 @@ use tracee::arch::numbers::IOCTL;
 use tracee::{RemoteError, Stub, procfs};
 
 use super::description::{Description, Known};
-use super::kind::{FdCapture, FdConnect, FdCreate, FdKind, FdRecord, InheritedFile};
+use super::kind::{FdCapture, FdConnect, FdCreate, FdFacts, FdKind, FdRecord, InheritedFile};
 use super::scope::CaptureScope;
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -44,8 +44,8 @@ use role::{
 pub struct Tty;
 
 impl FdKind for Tty {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<TtyPayload>(NAME).without_files()
     }
 
     fn claims(&self, description: &Description) -> bool {
@@ -94,10 +94,6 @@ impl FdKind for Tty {
     fn check(&self, _version: u32, payload: &[u8]) -> Result<()> {
         let payload: TtyPayload = crate::error::decode(NAME, payload)?;
         payload.state.map_or(Ok(()), |state| state.modes().map(drop))
-    }
-
-    fn needs_files(&self) -> bool {
-        false
     }
 
     fn check_outside(&self, records: &[FdRecord], inherited: &[InheritedFile]) -> Result<()> {

@@ -28,7 +28,7 @@ use sys::socket;
 
 use self::state::NAME;
 use super::description::Description;
-use super::kind::{FdCapture, FdCreate, FdKind, FdRecord};
+use super::kind::{FdCapture, FdCreate, FdFacts, FdKind, FdRecord};
 use super::peek_queue::peek_all;
 use super::scope::CaptureScope;
 use super::socket_events::events;
@@ -44,8 +44,8 @@ use crate::support::outside;
 pub struct Unix;
 
 impl FdKind for Unix {
-    fn name(&self) -> &'static str {
-        NAME
+    fn facts(&self) -> FdFacts {
+        FdFacts::of::<state::State>(NAME)
     }
 
     fn claims(&self, description: &Description) -> bool {

@@ -19,7 +19,7 @@ use prost::Message;
 use tracee::procfs;
 
 use self::tree::{Failure, Group};
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
 
@@ -63,16 +63,8 @@ impl Membership {
 }
 
 impl StateKind for Cgroup {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Thread
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Setup
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Thread, stage: Stage::Setup }
     }
 
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {

@@ -20,7 +20,7 @@ use self::message::{SETTING_BYTES, TimerMessage, TimersMessage};
 use super::caller::Caller;
 use super::hold;
 use super::in_place::{InPlace, LivingThread, Renumber};
-use super::kind::{Level, RawState, Stage, StateCapture, StateKind, StateRestore};
+use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use super::remote_calls::RemoteCalls;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -31,16 +31,8 @@ const NAME: &str = "state/posix_timers";
 pub(super) struct PosixTimers;
 
 impl StateKind for PosixTimers {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn level(&self) -> Level {
-        Level::Process
-    }
-
-    fn stage(&self) -> Stage {
-        Stage::Timers
+    fn facts(&self) -> StateFacts {
+        StateFacts { name: NAME, level: Level::Process, stage: Stage::Timers }
     }
 
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {
