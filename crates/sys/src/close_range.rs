@@ -12,7 +12,7 @@
 
 use model::Fd;
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Result, done};
 
 /// Marks descriptor `first` of this process and all higher descriptors close-on-exec.
 pub fn close_on_exec_from(first: Fd) -> Result<()> {
@@ -20,10 +20,7 @@ pub fn close_on_exec_from(first: Fd) -> Result<()> {
     let result = unsafe {
         libc::syscall(libc::SYS_close_range, first.get(), libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
     };
-    if result < 0 {
-        return Err(Error::new("mark descriptors close-on-exec", Errno::last()));
-    }
-    Ok(())
+    done("mark descriptors close-on-exec", result).map(drop)
 }
 
 #[cfg(test)]

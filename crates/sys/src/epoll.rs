@@ -21,7 +21,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use model::{Fd, Pid};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, done};
+use crate::kcmp::ordering;
 
 const KCMP_EPOLL_TFD: i32 = 7;
 const EPOLLONESHOT: u32 = libc::EPOLLONESHOT as u32;
@@ -80,9 +81,7 @@ pub fn register(registrations: &[Registration<'_>]) -> Result<()> {
     let work = || {
         // SAFETY: `unshare` makes only the descriptor table of this thread private. The thread has no
         // `OwnedFd`. The descriptors that the thread opens below are closed by number in the private table.
-        if unsafe { libc::unshare(libc::CLONE_FILES) } < 0 {
-            return Err(Error::new("get a private descriptor table", Errno::last()));
-        }
+        done("get a private descriptor table", unsafe { libc::unshare(libc::CLONE_FILES) })?;
         registrations.iter().try_for_each(register_one)
     };
     std::thread::scope(|scope| {
@@ -176,12 +175,7 @@ pub fn watches(set: BorrowedFd<'_>, number: Fd, index: u32, candidate: (Pid, Fd)
     // SAFETY: the kernel reads one structure of three u32 from the given address.
     let result =
         unsafe { libc::syscall(libc::SYS_kcmp, pid.get(), us, KCMP_EPOLL_TFD, fd.get(), &raw const slot) };
-    match result {
-        0 => Ok(Ordering::Equal),
-        1 => Ok(Ordering::Less),
-        2 => Ok(Ordering::Greater),
-        _ => Err(Error::new(format!("compare fd {number} of an epoll set"), Errno::last())),
-    }
+    ordering(result).map_err(|errno| Error::new(format!("compare fd {number} of an epoll set"), errno))
 }
 
 #[cfg(test)]

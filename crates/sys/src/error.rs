@@ -1,11 +1,18 @@
 //! The error of a failed kernel call: operation, object and errno.
 //!
-//! Owns: `Error`, `Errno`, and the conversions from libc and rustix.
+//! Owns: `Error`, `Errno`, and the conversions from the results of libc and rustix, also of results that are new
+//! descriptors.
 //! Invariants: every error names its operation and its object.
 //! Does not: advise the operator; the crates above add `help:`.
+//!
+//! Man page: errno(3)
+//! Since: every kernel
+//! Probe: none needed
+//! Fallback: none needed
 
 use std::borrow::Cow;
 use std::fmt;
+use std::os::fd::{FromRawFd, OwnedFd};
 
 use model::{Address, ByteCount, Escaped, Fd, Pid, Tid};
 
@@ -129,6 +136,12 @@ impl Errno {
         matches!(self.0, libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EROFS)
     }
 
+    /// Returns the result of a libc call. Returns the error number if the result is negative, which means that the call
+    /// has failed.
+    pub(crate) fn check<T: PartialOrd + Default>(result: T) -> std::result::Result<T, Self> {
+        if result < T::default() { Err(Self::last()) } else { Ok(result) }
+    }
+
     /// Returns the error number of the last failed libc call in the calling thread.
     #[must_use]
     pub fn last() -> Self {
@@ -186,6 +199,22 @@ impl Error {
         let path = path.as_ref().display().to_string();
         Self { operation: operation.into(), target: Target::Path(path), errno: errno.into() }
     }
+}
+
+/// Returns the result of a libc call, or an error without an object if the result is negative.
+pub(crate) fn done<T: PartialOrd + Default>(operation: &'static str, result: T) -> Result<T> {
+    Errno::check(result).map_err(|errno| Error::new(operation, errno))
+}
+
+/// Owns the descriptor that a libc call has returned. Returns the error number if the call has failed.
+///
+/// # Safety
+///
+/// A result that is not negative is a new descriptor without another owner.
+pub(crate) unsafe fn owned(result: impl Into<i64>) -> std::result::Result<OwnedFd, Errno> {
+    let descriptor = Errno::check(result.into())?;
+    // SAFETY: the caller has promised that the descriptor is new and has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
 }
 
 impl From<rustix::io::Errno> for Errno {

@@ -10,10 +10,10 @@
 //! Fallback: the caller looks for the file under the paths that it knows
 
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, done, owned};
 
 /// Maximum length of a handle in bytes (MAX_HANDLE_SZ).
 const HANDLE_BYTES_MAX: usize = 128;
@@ -66,13 +66,10 @@ pub fn open(mount: BorrowedFd<'_>, handle: &FileHandle) -> Result<OwnedFd> {
                 libc::O_PATH | libc::O_CLOEXEC,
             )
         };
-        if result >= 0 {
-            // SAFETY: the kernel returned a new descriptor without another owner.
-            return Ok(unsafe { OwnedFd::from_raw_fd(result as i32) });
-        }
-        let errno = Errno::last();
-        if errno.0 != libc::ENOMEM || attempt >= ATTEMPTS_MAX {
-            return Err(Error::new(name, errno));
+        // SAFETY: the kernel returned a new descriptor without another owner.
+        match unsafe { owned(result) } {
+            Err(Errno(libc::ENOMEM)) if attempt < ATTEMPTS_MAX => {}
+            outcome => return outcome.map_err(|errno| Error::new(name, errno)),
         }
         attempt += 1;
         std::thread::sleep(PAUSE);
@@ -95,9 +92,7 @@ pub fn of(file: BorrowedFd<'_>) -> Result<FileHandle> {
             libc::AT_EMPTY_PATH,
         )
     };
-    if result < 0 {
-        return Err(Error::new("get the handle of a file", Errno::last()));
-    }
+    done("get the handle of a file", result)?;
     Ok(FileHandle { kind: raw.kind, bytes: raw.handle[..raw.bytes as usize].to_vec() })
 }
 

@@ -18,7 +18,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::fs::FlockOperation;
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, done};
 
 /// F_SETLK: the fcntl(2) command that takes a record lock. The process owns this lock.
 pub const SET_RECORD_LOCK_COMMAND: u64 = 6;
@@ -98,10 +98,7 @@ pub fn lock_description(file: BorrowedFd<'_>, range: RangeLock) -> Result<()> {
     let command = SET_DESCRIPTION_LOCK_COMMAND as libc::c_int;
     // SAFETY: the kernel reads one `struct flock`, and `argument` has its layout.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const argument) };
-    if result < 0 {
-        return Err(Error::new("lock a range of an open file", Errno::last()));
-    }
-    Ok(())
+    done("lock a range of an open file", result).map(drop)
 }
 
 fn access(writes: bool) -> i16 {

@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use model::{Pid, Signal, Tid};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, done};
 
 /// F_SETOWN_EX: the fcntl(2) command that sets the owner. This constant is for calls in another process.
 pub const SET_OWNER_COMMAND: u64 = 15;
@@ -90,9 +90,7 @@ pub fn owner(file: BorrowedFd<'_>) -> Result<Option<FileOwner>> {
     let mut argument = OwnerArgument::default();
     // SAFETY: the kernel writes one `struct f_owner_ex`, and `argument` has its layout.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), GET_OWNER_COMMAND, &raw mut argument) };
-    if result < 0 {
-        return Err(Error::new("get the owner of an open file", Errno::last()));
-    }
+    done("get the owner of an open file", result)?;
     Ok(FileOwner::from_raw(argument.kind, argument.id))
 }
 
@@ -112,10 +110,7 @@ pub fn set_signal(file: BorrowedFd<'_>, signal: Option<Signal>) -> Result<()> {
     let number = signal.map_or(0, Signal::get);
     // SAFETY: the command takes a plain number.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), SET_SIGNAL_COMMAND as libc::c_int, number) };
-    if result < 0 {
-        return Err(Error::new("set the signal of an open file", Errno::last()));
-    }
-    Ok(())
+    done("set the signal of an open file", result).map(drop)
 }
 
 /// Sets the owner of an open file description.
@@ -129,10 +124,7 @@ pub fn set_owner(file: BorrowedFd<'_>, owner: FileOwner) -> Result<()> {
     // SAFETY: the kernel reads one `struct f_owner_ex`, and `argument` has its layout.
     let result =
         unsafe { libc::fcntl(file.as_raw_fd(), SET_OWNER_COMMAND as libc::c_int, &raw const argument) };
-    if result < 0 {
-        return Err(Error::new("set the owner of an open file", Errno::last()));
-    }
-    Ok(())
+    done("set the owner of an open file", result).map(drop)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Result, done};
 
 /// `_IOW('I', 0, i32)`.
 const INOTIFY_IOC_SETNEXTWD: libc::c_ulong = 0x4004_4900;
@@ -22,8 +22,5 @@ pub fn set_next_watch(instance: BorrowedFd<'_>, watch: i32) -> Result<()> {
     let result = unsafe {
         libc::ioctl(instance.as_raw_fd(), INOTIFY_IOC_SETNEXTWD, libc::c_ulong::from(watch as u32))
     };
-    if result < 0 {
-        return Err(Error::new("set the next watch number of an inotify instance", Errno::last()));
-    }
-    Ok(())
+    done("set the next watch number of an inotify instance", result).map(drop)
 }

@@ -33,11 +33,16 @@ pub enum Shared {
 fn compare(kind: i32, first: Pid, second: Pid, left: u64, right: u64) -> Result<Ordering> {
     // SAFETY: for the kinds that are used here, kcmp takes plain numbers and no pointer.
     let result = unsafe { libc::syscall(libc::SYS_kcmp, first.get(), second.get(), kind, left, right) };
+    ordering(result).map_err(|errno| Error::process("compare kernel objects", first, errno))
+}
+
+/// Converts the result of kcmp(2).
+pub(crate) fn ordering(result: libc::c_long) -> std::result::Result<Ordering, Errno> {
     match result {
         0 => Ok(Ordering::Equal),
         1 => Ok(Ordering::Less),
         2 => Ok(Ordering::Greater),
-        _ => Err(Error::process("compare kernel objects", first, Errno::last())),
+        _ => Err(Errno::last()),
     }
 }
 

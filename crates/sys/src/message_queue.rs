@@ -10,9 +10,9 @@
 //! Fallback: none; the restore reports the failure
 
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, done, owned};
 
 /// The access modes of a queue: O_RDONLY, O_WRONLY or O_RDWR.
 const ACCESS: i32 = libc::O_ACCMODE;
@@ -43,8 +43,9 @@ pub struct Message {
 /// The errors of mq_open(3), for example ENOENT if no queue has this name.
 pub fn open(name: &[u8], flags: i32) -> Result<OwnedFd> {
     let path = path(name)?;
-    // SAFETY: the path is a string that outlives the call.
-    owned(unsafe { libc::mq_open(path.as_ptr(), (flags & ACCESS) | ALWAYS) }, "open", name)
+    // SAFETY: the path is a string that outlives the call. The call creates a descriptor, which has no other owner.
+    let queue = unsafe { owned(libc::mq_open(path.as_ptr(), (flags & ACCESS) | ALWAYS)) };
+    queue.map_err(|errno| failed("open", name, errno))
 }
 
 /// Creates a queue for reading and writing. `name` has no slash. The mode of the queue is 0600.
@@ -59,8 +60,10 @@ pub fn create(name: &[u8], attributes: Attributes) -> Result<OwnedFd> {
     raw.mq_maxmsg = attributes.messages_max;
     raw.mq_msgsize = attributes.message_bytes;
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | ALWAYS;
-    // SAFETY: path and attributes outlive the call, and the mode is an integer.
-    owned(unsafe { libc::mq_open(path.as_ptr(), flags, 0o600, &raw const raw) }, "create", name)
+    // SAFETY: path and attributes outlive the call, and the mode is an integer. The call creates a descriptor, which has
+    // no other owner.
+    let queue = unsafe { owned(libc::mq_open(path.as_ptr(), flags, 0o600, &raw const raw)) };
+    queue.map_err(|errno| failed("create", name, errno))
 }
 
 /// Removes the name of a queue.
@@ -71,10 +74,9 @@ pub fn create(name: &[u8], attributes: Attributes) -> Result<OwnedFd> {
 pub fn unlink(name: &[u8]) -> Result<()> {
     let path = path(name)?;
     // SAFETY: the path is a string that outlives the call.
-    if unsafe { libc::mq_unlink(path.as_ptr()) } < 0 {
-        return Err(failed("unlink", name, Errno::last()));
-    }
-    Ok(())
+    Errno::check(unsafe { libc::mq_unlink(path.as_ptr()) })
+        .map(drop)
+        .map_err(|errno| failed("unlink", name, errno))
 }
 
 /// Returns the attributes of a queue, and the number of messages that wait in it.
@@ -86,9 +88,8 @@ pub fn attributes(queue: BorrowedFd<'_>) -> Result<(Attributes, u64)> {
     // SAFETY: the structure contains only integers, for which zero is valid.
     let mut raw: libc::mq_attr = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one `struct mq_attr` to `raw`.
-    if unsafe { libc::mq_getattr(queue.as_raw_fd(), &raw mut raw) } < 0 {
-        return Err(Error::new("read the attributes of a message queue", Errno::last()));
-    }
+    Errno::check(unsafe { libc::mq_getattr(queue.as_raw_fd(), &raw mut raw) })
+        .map_err(|errno| Error::new("read the attributes of a message queue", errno))?;
     let attributes = Attributes { messages_max: raw.mq_maxmsg, message_bytes: raw.mq_msgsize };
     Ok((attributes, raw.mq_curmsgs as u64))
 }
@@ -139,23 +140,12 @@ pub fn send(queue: BorrowedFd<'_>, message: &Message) -> Result<()> {
             &raw const never,
         )
     };
-    if result < 0 {
-        return Err(Error::new("send to a message queue", Errno::last()));
-    }
-    Ok(())
+    done("send to a message queue", result).map(drop)
 }
 
 fn path(name: &[u8]) -> Result<CString> {
     let with_slash = [b"/", name].concat();
     CString::new(with_slash).map_err(|_| failed("open", name, Errno::EINVAL))
-}
-
-fn owned(queue: i32, operation: &str, name: &[u8]) -> Result<OwnedFd> {
-    if queue < 0 {
-        return Err(failed(operation, name, Errno::last()));
-    }
-    // SAFETY: mq_open has just created this descriptor, which has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(queue) })
 }
 
 fn failed(operation: &str, name: &[u8], errno: Errno) -> Error {

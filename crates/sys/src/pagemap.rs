@@ -368,9 +368,7 @@ impl Pagemap {
         // SAFETY: `arguments` has the size that it states. Its vector points to one live region, and only
         // this call accesses the region.
         let count = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arguments) };
-        if count < 0 {
-            return Err(Error::process("scan the page map", self.pid, Errno::last()));
-        }
+        Errno::check(count).map_err(|errno| Error::process("scan the page map", self.pid, errno))?;
         Ok(count > 0)
     }
 

@@ -10,21 +10,18 @@
 //! Fallback: none; `undying doctor` refuses older kernels. Without PIDFD_THREAD, a pidfd of the thread's
 //! process
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use model::{Fd, Pid, Tid};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, owned};
 
 /// Opens a pidfd of a process. The pidfd never refers to a later process with the same pid.
 pub fn open(pid: Pid) -> Result<OwnedFd> {
     // SAFETY: pidfd_open takes plain numbers.
     let result = unsafe { libc::syscall(libc::SYS_pidfd_open, pid.get(), 0) };
-    if result < 0 {
-        return Err(Error::process("open a handle", pid, Errno::last()));
-    }
     // SAFETY: the kernel returned a new descriptor without another owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+    unsafe { owned(result) }.map_err(|errno| Error::process("open a handle", pid, errno))
 }
 
 /// PIDFD_THREAD: the pidfd refers to one thread.
@@ -37,13 +34,10 @@ const PIDFD_THREAD: i32 = libc::O_EXCL;
 pub fn open_thread(tid: Tid) -> Result<OwnedFd> {
     // SAFETY: pidfd_open takes plain numbers.
     let result = unsafe { libc::syscall(libc::SYS_pidfd_open, tid.get(), PIDFD_THREAD) };
-    if result >= 0 {
-        // SAFETY: the kernel returned a new descriptor without another owner.
-        return Ok(unsafe { OwnedFd::from_raw_fd(result as i32) });
-    }
-    match Errno::last() {
-        Errno::EINVAL => open(process_of(tid)?),
-        errno => Err(Error::thread("open a handle", tid, errno)),
+    // SAFETY: the kernel returned a new descriptor without another owner.
+    match unsafe { owned(result) } {
+        Err(Errno::EINVAL) => open(process_of(tid)?),
+        outcome => outcome.map_err(|errno| Error::thread("open a handle", tid, errno)),
     }
 }
 
@@ -60,11 +54,8 @@ fn process_of(tid: Tid) -> Result<Pid> {
 pub fn duplicate(handle: BorrowedFd<'_>, pid: Pid, fd: Fd) -> Result<OwnedFd> {
     // SAFETY: pidfd_getfd takes plain numbers. The pidfd is open for the whole call.
     let result = unsafe { libc::syscall(libc::SYS_pidfd_getfd, handle.as_raw_fd(), fd.get(), 0) };
-    if result < 0 {
-        return Err(Error::descriptor("duplicate", pid, fd, Errno::last()));
-    }
     // SAFETY: the kernel returned a new descriptor without another owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+    unsafe { owned(result) }.map_err(|errno| Error::descriptor("duplicate", pid, fd, errno))
 }
 
 /// Size of `struct pidfd_info` as of Linux 6.13 (PIDFD_INFO_SIZE_VER0).

@@ -56,9 +56,7 @@ pub fn read_scattered(pid: Pid, ranges: &[(Address, ByteCount)], buffer: &mut [u
     let moved = unsafe {
         libc::process_vm_readv(pid.get(), &raw const local, 1, remote.as_ptr(), remote.len() as u64, 0)
     };
-    if moved < 0 {
-        return Err(Error::memory("read", pid, *first, ByteCount(total), Errno::last()));
-    }
+    Errno::check(moved).map_err(|errno| Error::memory("read", pid, *first, ByteCount(total), errno))?;
     if moved as u64 == total {
         return Ok(());
     }

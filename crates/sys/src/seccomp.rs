@@ -66,9 +66,7 @@ pub fn is_watched(tid: Tid) -> Result<bool> {
     // SAFETY: a filter never changes, so it still has `length` instructions. `code` has room for these
     // instructions.
     let result = unsafe { libc::ptrace(PTRACE_SECCOMP_GET_FILTER, tid.get(), 0, code.as_mut_ptr()) };
-    if result < 0 {
-        return Err(Error::thread("read a seccomp filter", tid, Errno::last()));
-    }
+    Errno::check(result).map_err(|errno| Error::thread("read a seccomp filter", tid, errno))?;
     Ok(is_own(&code[..length * INSTRUCTION_BYTES]))
 }
 
@@ -80,8 +78,6 @@ pub fn filter_flags(tid: Tid, index: usize) -> Result<u64> {
     let result = unsafe {
         libc::ptrace(PTRACE_SECCOMP_GET_METADATA, tid.get(), size_of::<Metadata>(), &raw mut metadata)
     };
-    if result < 0 {
-        return Err(Error::thread("read the flags of a seccomp filter", tid, Errno::last()));
-    }
+    Errno::check(result).map_err(|errno| Error::thread("read the flags of a seccomp filter", tid, errno))?;
     Ok(metadata.flags)
 }

@@ -16,12 +16,12 @@
 //! Fallback: none; files of an unwatched program are not rolled back
 
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use model::{Fd, Tid};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, done, owned};
 use crate::watch_filter::{AUDIT_ARCH_I386, AUDIT_ARCH_X86_64, X32_BIT};
 pub use crate::watch_filter::{FilterProgram, Reported, filter_program, is_own, watch_program};
 
@@ -352,9 +352,7 @@ fn check_sizes() -> Result<()> {
     let mut sizes = Sizes::default();
     // SAFETY: the kernel writes three u16 at the address given.
     let result = unsafe { libc::syscall(libc::SYS_seccomp, GET_NOTIF_SIZES, 0, &raw mut sizes) };
-    if result < 0 {
-        return Err(Error::new("ask for the sizes of seccomp notifications", Errno::last()));
-    }
+    done("ask for the sizes of seccomp notifications", result)?;
     let found = [sizes.notification, sizes.answer, sizes.data].map(usize::from);
     if found == [size_of::<Notification>(), size_of::<Answer>(), size_of::<CallData>()] {
         Ok(())
@@ -395,9 +393,6 @@ pub fn install(program: &FilterProgram) -> Result<OwnedFd> {
             break;
         }
     }
-    if result < 0 {
-        return Err(Error::new("install a seccomp filter with a listener", Errno::last()));
-    }
     // SAFETY: the kernel returned a new descriptor without another owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(result as RawFd) })
+    unsafe { owned(result) }.map_err(|errno| Error::new("install a seccomp filter with a listener", errno))
 }

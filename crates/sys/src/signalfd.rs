@@ -9,9 +9,9 @@
 //! Probe: none; `doctor` refuses older kernels
 //! Fallback: none
 
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Error, Result, owned};
 
 /// Size of the kernel's signal set in bytes.
 const SET_BYTES: usize = 8;
@@ -29,9 +29,6 @@ pub fn create_nonblocking(signals: u64) -> Result<OwnedFd> {
 fn create_with(signals: u64, flags: i32) -> Result<OwnedFd> {
     // SAFETY: the kernel reads SET_BYTES bytes at the address of `signals`, which outlives the call.
     let result = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const signals, SET_BYTES, flags) };
-    if result < 0 {
-        return Err(Error::new("create a signalfd", Errno::last()));
-    }
     // SAFETY: the kernel returned a new descriptor without another owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+    unsafe { owned(result) }.map_err(|errno| Error::new("create a signalfd", errno))
 }

@@ -13,9 +13,10 @@
 
 use std::mem::{offset_of, size_of, size_of_val, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr;
 
-use crate::error::{Errno, Error, Result};
+use rustix::net::SocketFlags;
+
+use crate::error::{Errno, Error, Result, done, owned};
 use crate::socket_option::{self, SocketOption};
 
 /// Size of the largest address in bytes (struct sockaddr_storage).
@@ -78,9 +79,9 @@ impl SocketAddress {
 
 /// Creates a socket that is close-on-exec.
 pub fn create(family: i32, kind: i32, protocol: i32) -> Result<OwnedFd> {
-    // SAFETY: plain numbers.
-    let result = unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) };
-    owned(result, "create a socket")
+    // SAFETY: plain numbers. The new descriptor has no other owner.
+    let socket = unsafe { owned(libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol)) };
+    socket.map_err(|errno| Error::new("create a socket", errno))
 }
 
 /// Creates two connected Unix sockets that are close-on-exec.
@@ -88,17 +89,9 @@ pub fn pair(kind: i32) -> Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0_i32; 2];
     // SAFETY: the kernel writes two descriptor numbers into the array.
     let result = unsafe { libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) };
-    let first = owned(if result < 0 { result } else { ends[0] }, "create a pair of sockets")?;
-    // SAFETY: the kernel returned a second new descriptor without another owner.
-    Ok((first, unsafe { OwnedFd::from_raw_fd(ends[1]) }))
-}
-
-fn owned(result: i32, operation: &'static str) -> Result<OwnedFd> {
-    if result < 0 {
-        return Err(Error::new(operation, Errno::last()));
-    }
-    // SAFETY: the kernel returned a new descriptor without another owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(result) })
+    done("create a pair of sockets", result)?;
+    // SAFETY: the kernel returned two new descriptors without another owner.
+    Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 
 /// Binds a socket to an address.
@@ -106,7 +99,7 @@ pub fn bind(socket: BorrowedFd<'_>, address: &SocketAddress) -> Result<()> {
     let bytes = &address.0;
     // SAFETY: the kernel reads `len` bytes from the vector.
     let result = unsafe { libc::bind(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len() as u32) };
-    done(result, "bind a socket")
+    done("bind a socket", result).map(drop)
 }
 
 /// Connects a socket to an address.
@@ -114,7 +107,7 @@ pub fn connect(socket: BorrowedFd<'_>, address: &SocketAddress) -> Result<()> {
     let bytes = &address.0;
     // SAFETY: the kernel reads `len` bytes from the vector.
     let result = unsafe { libc::connect(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len() as u32) };
-    done(result, "connect a socket")
+    done("connect a socket", result).map(drop)
 }
 
 /// Returns the cookie of a socket (SO_COOKIE). No other socket gets this number until the next boot.
@@ -133,14 +126,8 @@ pub fn disconnect(socket: BorrowedFd<'_>) -> Result<()> {
 
 /// Accepts the first waiting connection.
 pub fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd> {
-    // SAFETY: the call passes no buffer for an address.
-    let result =
-        unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC) };
-    owned(result, "accept a connection")
-}
-
-fn done(result: i32, operation: &'static str) -> Result<()> {
-    if result < 0 { Err(Error::new(operation, Errno::last())) } else { Ok(()) }
+    rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
+        .map_err(|errno| Error::new("accept a connection", errno))
 }
 
 /// Returns the local address of a socket. For an unbound Unix socket, the address contains only the family.
@@ -150,7 +137,7 @@ pub fn local(socket: BorrowedFd<'_>) -> Result<SocketAddress> {
     // SAFETY: the kernel writes at most `length` bytes into the buffer.
     let result =
         unsafe { libc::getsockname(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), &raw mut length) };
-    done(result, "read the address of a socket")?;
+    done("read the address of a socket", result)?;
     Ok(SocketAddress(buffer[..(length as usize).min(ADDRESS_BYTES_MAX)].to_vec()))
 }
 
@@ -164,7 +151,7 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<Option<SocketAddress>> {
     if result < 0 && Errno::last().0 == libc::ENOTCONN {
         return Ok(None);
     }
-    done(result, "read the address of a socket's peer")?;
+    done("read the address of a socket's peer", result)?;
     Ok(Some(SocketAddress(buffer[..(length as usize).min(ADDRESS_BYTES_MAX)].to_vec())))
 }
 
@@ -379,7 +366,7 @@ fn ask(socket: BorrowedFd<'_>, request: libc::c_ulong, operation: &'static str) 
     let mut value = 0_i32;
     // SAFETY: the requests of all callers write one int.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut value) };
-    done(result, operation)?;
+    done(operation, result)?;
     Ok(usize::try_from(value).unwrap_or(0))
 }
 
@@ -449,11 +436,11 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
 pub fn bound_file(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     const SIOCUNIXFILE: libc::c_ulong = 0x89e0;
     // SAFETY: the request takes no argument and returns a new descriptor.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE, 0) };
-    if result < 0 && matches!(Errno::last().0, libc::ENOENT | libc::EINVAL) {
-        return Ok(None);
+    match unsafe { owned(libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE, 0)) } {
+        Ok(file) => Ok(Some(file)),
+        Err(Errno::ENOENT | Errno::EINVAL) => Ok(None),
+        Err(errno) => Err(Error::new("open the file of a Unix socket", errno)),
     }
-    owned(result, "open the file of a Unix socket").map(Some)
 }
 
 #[cfg(test)]

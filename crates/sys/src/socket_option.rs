@@ -12,7 +12,7 @@
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, done};
 
 /// A socket option, with its name for error messages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -57,9 +57,7 @@ pub fn get(socket: BorrowedFd<'_>, option: SocketOption, buffer: &mut [u8]) -> R
             &raw mut length,
         )
     };
-    if result < 0 {
-        return Err(Error::new(format!("read socket option {}", option.name), Errno::last()));
-    }
+    Errno::check(result).map_err(|errno| Error::new(format!("read socket option {}", option.name), errno))?;
     Ok((length as usize).min(buffer.len()))
 }
 
@@ -75,10 +73,9 @@ pub fn set(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result
             value.len() as libc::socklen_t,
         )
     };
-    if result < 0 {
-        return Err(Error::new(format!("set socket option {}", option.name), Errno::last()));
-    }
-    Ok(())
+    Errno::check(result)
+        .map(drop)
+        .map_err(|errno| Error::new(format!("set socket option {}", option.name), errno))
 }
 
 /// Reads an option of type `int`.
@@ -111,9 +108,7 @@ pub fn filter(socket: BorrowedFd<'_>) -> Result<Vec<u8>> {
                 &raw mut length,
             )
         };
-        if result < 0 {
-            return Err(Error::new("read the packet filter of a socket", Errno::last()));
-        }
+        done("read the packet filter of a socket", result)?;
         Ok((length as usize).min(INSTRUCTIONS_MAX) * INSTRUCTION_BYTES)
     };
     let mut program = vec![0; read(&mut [])?];
@@ -163,10 +158,9 @@ fn attach(socket: BorrowedFd<'_>, option: SocketOption, program: &[u8]) -> Resul
             size_of::<FilterProgram>() as libc::socklen_t,
         )
     };
-    if result < 0 {
-        return Err(Error::new(format!("attach a packet filter with {}", option.name), Errno::last()));
-    }
-    Ok(())
+    Errno::check(result)
+        .map(drop)
+        .map_err(|errno| Error::new(format!("attach a packet filter with {}", option.name), errno))
 }
 
 /// Removes the packet filter of a socket.

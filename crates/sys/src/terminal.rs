@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use model::Pid;
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, done};
 
 const TCGETS2: libc::c_ulong = 0x802c_542a;
 const TCSETS2: libc::c_ulong = 0x402c_542b;
@@ -116,9 +116,7 @@ pub fn open_slave(master: BorrowedFd<'_>, flags: u32) -> Result<OwnedFd> {
     let flags = (flags as libc::c_int & !libc::O_CLOEXEC) | libc::O_NOCTTY;
     // SAFETY: the request takes plain numbers.
     let result = unsafe { libc::ioctl(master.as_raw_fd(), TIOCGPTPEER, flags) };
-    if result < 0 {
-        return Err(Error::new(operation, Errno::last()));
-    }
+    done(operation, result)?;
     // SAFETY: the kernel returned a new descriptor without another owner.
     let slave = unsafe { OwnedFd::from_raw_fd(result) };
     rustix::io::fcntl_setfd(&slave, rustix::io::FdFlags::CLOEXEC)

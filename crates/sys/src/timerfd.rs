@@ -11,7 +11,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Result, done};
 
 /// _IOW('T', 0, u64)
 const TFD_IOC_SET_TICKS: libc::c_ulong = 0x4008_5400;
@@ -20,8 +20,5 @@ const TFD_IOC_SET_TICKS: libc::c_ulong = 0x4008_5400;
 pub fn set_expirations(timer: BorrowedFd<'_>, expirations: u64) -> Result<()> {
     // SAFETY: the kernel reads one u64 at the address given, which outlives the call.
     let result = unsafe { libc::ioctl(timer.as_raw_fd(), TFD_IOC_SET_TICKS, &raw const expirations) };
-    if result < 0 {
-        return Err(Error::new("set the expirations of a timerfd", Errno::last()));
-    }
-    Ok(())
+    done("set the expirations of a timerfd", result).map(drop)
 }

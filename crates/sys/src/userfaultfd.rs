@@ -22,7 +22,7 @@ use model::{Address, AddressRange, ByteCount, PAGE_BYTES};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, epoll, poll};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, done, owned};
 
 /// Maximum number of messages that one read fetches.
 const MESSAGES_PER_READ: usize = 32;
@@ -176,11 +176,8 @@ pub struct Messages {
 pub fn create(flags: u64) -> Result<OwnedFd> {
     // SAFETY: userfaultfd takes plain numbers.
     let result = unsafe { libc::syscall(libc::SYS_userfaultfd, flags | CREATE_FLAGS) };
-    if result < 0 {
-        return Err(Error::new("create a userfaultfd", Errno::last()));
-    }
     // SAFETY: the kernel returned a new descriptor without another owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+    unsafe { owned(result) }.map_err(|errno| Error::new("create a userfaultfd", errno))
 }
 
 /// Sets the features of a new descriptor for write protection. At a write to a protected page, the kernel lifts the
@@ -219,7 +216,7 @@ fn agree(fd: BorrowedFd<'_>, features: u64) -> Result<()> {
     let mut handshake = Handshake { api: API, features, requests: 0 };
     // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut handshake) };
-    outcome("agree on the features of a userfaultfd", result)
+    done("agree on the features of a userfaultfd", result).map(drop)
 }
 
 /// Watches writes to a range of whole pages. The kernel splits mappings at the ends of the range.
@@ -243,7 +240,7 @@ fn register_for(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()
     let mut register = Register { start, length, mode, requests: 0 };
     // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
-    outcome("watch memory", result)
+    done("watch memory", result).map(drop)
 }
 
 /// Ends the watch of a range, lifts the protection of the range and wakes the waiting threads.
@@ -251,7 +248,7 @@ pub fn unregister(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     let mut span = Span { start: range.start.get(), length: range.len().get() };
     // SAFETY: the structure has the type that the request number names. The kernel only reads the structure.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_UNREGISTER, &raw mut span) };
-    outcome("end watching memory", result)
+    done("end watching memory", result).map(drop)
 }
 
 /// Wakes the threads that wait for pages in a range. A thread whose page has not changed faults again.
@@ -259,7 +256,7 @@ pub fn wake(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     let mut span = Span { start: range.start.get(), length: range.len().get() };
     // SAFETY: the structure has the type that the request number names. The kernel only reads the structure.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_WAKE, &raw mut span) };
-    outcome("wake the threads that wait for memory", result)
+    done("wake the threads that wait for memory", result).map(drop)
 }
 
 /// Lifts the protection of a range and wakes the waiting threads.
@@ -267,7 +264,7 @@ pub fn lift(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
     let mut lift = WriteProtect { start: range.start.get(), length: range.len().get(), mode: 0 };
     // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut lift) };
-    outcome("lift the write protection", result)
+    done("lift the write protection", result).map(drop)
 }
 
 /// Fills missing pages of a watched range with `bytes`, from the address `to` on. Wakes the threads that wait for
@@ -398,10 +395,6 @@ impl std::fmt::Debug for Messages {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.raw[..self.used].iter().map(|raw| raw.event)).finish()
     }
-}
-
-fn outcome(operation: &'static str, result: libc::c_int) -> Result<()> {
-    if result < 0 { Err(Error::new(operation, Errno::last())) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use model::Tid;
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, done};
 
 /// A real-time signal that neither libc nor another part of this program uses.
 const TICK: libc::c_int = 63;
@@ -106,9 +106,7 @@ impl Timer {
         let result = unsafe {
             libc::syscall(libc::SYS_timer_create, libc::CLOCK_MONOTONIC, &raw const event, id.as_mut_ptr())
         };
-        if result != 0 {
-            return Err(Error::new("create a timer for waits", Errno::last()));
-        }
+        done("create a timer for waits", result)?;
         // SAFETY: the call succeeded, so the kernel wrote the id.
         Ok(Self { id: unsafe { id.assume_init() }, period: Cell::new(Duration::ZERO) })
     }
@@ -130,9 +128,7 @@ impl Timer {
                 null_mut::<libc::itimerspec>(),
             )
         };
-        if result != 0 {
-            return Err(Error::new("set a timer for waits", Errno::last()));
-        }
+        done("set a timer for waits", result)?;
         self.period.set(period);
         Ok(())
     }

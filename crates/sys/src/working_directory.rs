@@ -12,7 +12,7 @@
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Error, Result, done};
 
 /// Runs `work` in a thread whose working directory is `directory`.
 pub fn within<Output: Send>(directory: &Path, work: impl FnOnce() -> Output + Send) -> Result<Output> {
@@ -38,9 +38,7 @@ fn elsewhere<Output: Send>(work: impl FnOnce() -> Result<Output> + Send) -> Resu
     let there = || {
         // SAFETY: unshare takes no pointers. Only the root directory, working directory and umask of this thread
         // become private.
-        if unsafe { libc::unshare(libc::CLONE_FS) } < 0 {
-            return Err(Error::new("get a private working directory", Errno::last()));
-        }
+        done("get a private working directory", unsafe { libc::unshare(libc::CLONE_FS) })?;
         work()
     };
     std::thread::scope(|scope| {

@@ -11,7 +11,7 @@
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
 use super::mark_with;
-use crate::error::{Errno, Error, Result};
+use crate::error::{Error, Result, done};
 
 /// FAN_MARK_MOUNT.
 pub const MOUNT: u32 = libc::FAN_MARK_MOUNT;
@@ -37,9 +37,7 @@ pub fn ignoring(flags: u32) -> u32 {
 pub fn create(flags: u32, event_flags: u32) -> Result<OwnedFd> {
     // SAFETY: plain numbers.
     let group = unsafe { libc::fanotify_init(flags, event_flags) };
-    if group < 0 {
-        return Err(Error::new("create a fanotify group", Errno::last()));
-    }
+    done("create a fanotify group", group)?;
     // SAFETY: the kernel has returned a new descriptor, which has no other owner.
     let group = unsafe { OwnedFd::from_raw_fd(group) };
     rustix::io::fcntl_setfd(&group, rustix::io::FdFlags::CLOEXEC)

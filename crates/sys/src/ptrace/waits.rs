@@ -163,9 +163,7 @@ fn inspect(kind: libc::idtype_t, tid: Tid, flags: libc::c_int) -> Result<Option<
     let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | libc::__WALL | flags;
     // SAFETY: `information` is writable for one siginfo_t. The kernel checks the tid.
     let result = unsafe { libc::waitid(kind, tid.get() as libc::id_t, information.as_mut_ptr(), flags) };
-    if result == -1 {
-        return Err(Error::thread("wait for a change", tid, Errno::last()));
-    }
+    Errno::check(result).map_err(|errno| Error::thread("wait for a change", tid, errno))?;
     // SAFETY: `information` was zeroed, and any bytes are a valid siginfo_t.
     let information = unsafe { information.assume_init() };
     // SAFETY: the fields are those of a siginfo_t for a change of a child. All bytes were initialised before the
