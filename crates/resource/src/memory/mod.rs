@@ -12,10 +12,8 @@ mod hugetlb;
 mod kind;
 mod memfd;
 mod private_anonymous;
-mod private_file;
 mod record;
 mod shared_anonymous;
-mod shared_file;
 mod source_file;
 mod sysv_shm;
 mod tmpfs_file;
@@ -37,9 +35,9 @@ pub const REGISTRY: &[&dyn MemoryKind] = &[
     &memfd::Memfd,
     &sysv_shm::SysvShm,
     &aio_ring::AioRing,
-    &private_file::PrivateFile,
+    &source_file::PRIVATE_FILE,
     &tmpfs_file::TmpfsFile,
-    &shared_file::SharedFile,
+    &source_file::SHARED_FILE,
     &deleted_file::DeletedFile,
 ];
 

@@ -1,10 +1,11 @@
-//! The file of a mapping: identifies the file, and compares the file with the checkpoint.
+//! The memory kinds of mappings of files that still exist at their paths: private mappings, and shared mappings.
 //!
-//! Owns: the payload that identifies a file, and opening the file again.
+//! Owns: the table of these kinds, the payload that identifies a file, and opening the file again.
 //! Invariants: the file is found by its identity before it is found by its path. A file counts as changed only after its
 //! content was compared, if the record has a fingerprint. A restore refuses a missing file, a file that has shrunk, and
 //! a changed file whose content must be unchanged. The error names the file.
-//! Does not: save the content of the file.
+//! Does not: save unchanged pages of a private mapping, which the restored mapping reads from the file. Does not save the
+//! content of a shared mapping, because stores through the mapping are stores to the file.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags, Stat, major, minor};
 use sys::Error;
 
-use super::kind::MappingOf;
+use super::kind::{Content, MappingOf, MemoryKind};
 use super::record::ObjectRecord;
 use crate::error::{ResourceError, Result};
 use crate::opener::{Found, Opener, Refusal};
@@ -49,12 +50,113 @@ struct SourceFile {
 
 /// The required similarity of the file and its record.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sameness {
+enum Sameness {
     /// The content must be unchanged, because unchanged pages of the mapping come from the file.
     Content,
     /// The mapping is shared. The restore uses the present content of the file. The file must be at least as long as
     /// at the checkpoint.
     Identity,
+}
+
+/// A memory kind of file mappings.
+pub(super) struct SourceFileKind {
+    name: &'static str,
+    is_shared: bool,
+    content: Content,
+    sameness: Sameness,
+}
+
+/// Private file mappings: programs, libraries, mapped data.
+pub(super) const PRIVATE_FILE: SourceFileKind = SourceFileKind {
+    name: "memory/private_file",
+    is_shared: false,
+    content: Content::Private,
+    sameness: Sameness::Content,
+};
+
+/// Shared file mappings.
+pub(super) const SHARED_FILE: SourceFileKind = SourceFileKind {
+    name: "memory/shared_file",
+    is_shared: true,
+    content: Content::None,
+    sameness: Sameness::Identity,
+};
+
+impl MemoryKind for SourceFileKind {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn claims(&self, of: MappingOf<'_>) -> bool {
+        matches!(of.mapping.backing, Backing::File { .. })
+            && of.mapping.protection.shared == self.is_shared
+            && !of.mapping.flags.has("ht")
+            && (!self.is_shared || is_regular(of))
+            && is_reachable(of)
+    }
+
+    fn content(&self, _of: MappingOf<'_>) -> Content {
+        self.content
+    }
+
+    fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
+        let path = path(of);
+        let stat = rustix::fs::stat(&path).map_err(|errno| Error::path("stat", &path, errno))?;
+        let file = mapped_file(of, &path);
+        let source = SourceFile {
+            path: path.display().to_string(),
+            size: stat.st_size as u64,
+            modified_s: stat.st_mtime,
+            modified_ns: stat.st_mtime_nsec,
+            mode: stat.st_mode,
+            identity: file.as_ref().and_then(|file| Identity::of(file).ok()),
+            handle: file.as_ref().and_then(Handle::of),
+            fingerprint: file.as_ref().and_then(|file| fingerprint(of, file, &stat)),
+        };
+        Ok((prost::Message::encode_to_vec(&source), source.size))
+    }
+
+    fn check(&self, record: &ObjectRecord) -> Result<()> {
+        crate::error::decode::<SourceFile>(self.name, &record.payload).map(drop)
+    }
+
+    fn label(&self, record: &ObjectRecord) -> Option<String> {
+        crate::support::label::first_field(&record.payload)
+    }
+
+    fn open(&self, record: &ObjectRecord, opener: &Opener) -> Result<OwnedFd> {
+        let source: SourceFile = crate::error::decode(self.name, &record.payload)?;
+        let access = if record.writable { OFlags::RDWR } else { OFlags::RDONLY };
+        let found = find(&source, record.writable, self.sameness, opener)?;
+        // Another file at the path may be a named pipe or a device. O_NONBLOCK keeps the open from blocking.
+        let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        found.open(flags).map_err(|refusal| cannot(&source, &refusal))
+    }
+
+    fn check_file(&self, record: &ObjectRecord, opener: &Opener) -> Result<()> {
+        let source: SourceFile = crate::error::decode(self.name, &record.payload)?;
+        find(&source, record.writable, self.sameness, opener).map(drop)
+    }
+
+    fn hold(&self, record: &ObjectRecord) -> Option<OwnedFd> {
+        let source: SourceFile = crate::error::decode(self.name, &record.payload).ok()?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&source.path, flags, Mode::empty()).ok()?;
+        Identity::of(&file)
+            .is_ok_and(|found| source.identity.is_some_and(|own| own.is_that_of(&found)))
+            .then_some(file)
+    }
+
+    fn makes_objects(&self) -> bool {
+        false
+    }
+}
+
+/// Reports whether the path leads to a regular file. The path of a device does not count, because a device has memory
+/// of its own.
+fn is_regular(of: MappingOf<'_>) -> bool {
+    let found = rustix::fs::stat(path(of));
+    found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
 }
 
 /// Returns the path of a mapping's file.
@@ -106,60 +208,6 @@ fn read_fingerprint(file: impl AsFd, stat: &Stat) -> Option<Fingerprint> {
     Fingerprint::of(reader.as_fd(), stat.st_size as u64)
 }
 
-/// Returns the payload for a mapping's file, and the length of the file in bytes.
-pub(super) fn describe(of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {
-    let path = path(of);
-    let stat = rustix::fs::stat(&path).map_err(|errno| Error::path("stat", &path, errno))?;
-    let file = mapped_file(of, &path);
-    let source = SourceFile {
-        path: path.display().to_string(),
-        size: stat.st_size as u64,
-        modified_s: stat.st_mtime,
-        modified_ns: stat.st_mtime_nsec,
-        mode: stat.st_mode,
-        identity: file.as_ref().and_then(|file| Identity::of(file).ok()),
-        handle: file.as_ref().and_then(Handle::of),
-        fingerprint: file.as_ref().and_then(|file| fingerprint(of, file, &stat)),
-    };
-    Ok((prost::Message::encode_to_vec(&source), source.size))
-}
-
-/// Opens the file of a mapping with O_PATH, if the path still leads to the file of the record.
-pub(super) fn hold(kind: &'static str, record: &ObjectRecord) -> Option<OwnedFd> {
-    let source: SourceFile = crate::error::decode(kind, &record.payload).ok()?;
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::open(&source.path, flags, Mode::empty()).ok()?;
-    Identity::of(&file)
-        .is_ok_and(|found| source.identity.is_some_and(|own| own.is_that_of(&found)))
-        .then_some(file)
-}
-
-/// Compares the file of a record with the record, and opens the file.
-pub(super) fn open(
-    kind: &'static str,
-    record: &ObjectRecord,
-    sameness: Sameness,
-    opener: &Opener,
-) -> Result<OwnedFd> {
-    let source: SourceFile = crate::error::decode(kind, &record.payload)?;
-    let access = if record.writable { OFlags::RDWR } else { OFlags::RDONLY };
-    let found = find(&source, record.writable, sameness, opener)?;
-    // Another file at the path may be a named pipe or a device. O_NONBLOCK keeps the open from blocking.
-    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    found.open(flags).map_err(|refusal| cannot(&source, &refusal))
-}
-
-/// Checks that [`open`] would find the file. Opens nothing.
-pub(super) fn check_file(
-    kind: &'static str,
-    record: &ObjectRecord,
-    sameness: Sameness,
-    opener: &Opener,
-) -> Result<()> {
-    let source: SourceFile = crate::error::decode(kind, &record.payload)?;
-    find(&source, record.writable, sameness, opener).map(drop)
-}
-
 /// Finds the file by its identity, else by its path, and compares the file with the record.
 fn find<'a>(
     source: &'a SourceFile,
@@ -184,11 +232,6 @@ fn find<'a>(
 fn cannot(source: &SourceFile, refusal: &Refusal) -> ResourceError {
     let usual = "install the file, or restore on the machine that has it";
     refusal.of(Path::new(&source.path), "the program maps this file", usual)
-}
-
-/// Checks that the payload of a record can be decoded.
-pub(super) fn check(kind: &'static str, payload: &[u8]) -> Result<()> {
-    crate::error::decode::<SourceFile>(kind, payload).map(drop)
 }
 
 fn compare(
@@ -246,17 +289,13 @@ mod tests {
         let path = directory.path().join("library");
         std::fs::write(&path, "one").unwrap();
         let record = record(&path);
-        open("memory/private_file", &record, Sameness::Content, &Opener::default()).unwrap();
+        PRIVATE_FILE.open(&record, &Opener::default()).unwrap();
         std::fs::write(&path, "three").unwrap();
-        let error = open("memory/private_file", &record, Sameness::Content, &Opener::default())
-            .unwrap_err()
-            .to_string();
+        let error = PRIVATE_FILE.open(&record, &Opener::default()).unwrap_err().to_string();
         assert!(error.contains("library") && error.contains("help:"), "{error}");
-        open("memory/shared_file", &record, Sameness::Identity, &Opener::default()).unwrap();
+        SHARED_FILE.open(&record, &Opener::default()).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let error = open("memory/shared_file", &record, Sameness::Identity, &Opener::default())
-            .unwrap_err()
-            .to_string();
+        let error = SHARED_FILE.open(&record, &Opener::default()).unwrap_err().to_string();
         assert!(error.contains("No such file"), "{error}");
     }
 }
