@@ -105,16 +105,14 @@ impl FdKind for BpfMap {
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut made: HashMap<u32, OwnedFd> = HashMap::new();
-        for record in records {
-            let state: State = crate::error::decode(NAME, &record.payload)?;
+        context.make_each(NAME, records, |state: State, record, _| {
             let new = match made.entry(state.id) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(place) => place.insert(make(&state)?),
             };
             let id = map::properties(new.as_fd())?.id;
-            context.created.insert(record.id, map::open(id, access(record.flags))?);
-        }
-        Ok(())
+            Ok(map::open(id, access(record.flags))?)
+        })
     }
 }
 

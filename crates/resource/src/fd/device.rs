@@ -107,8 +107,7 @@ impl FdKind for Device {
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut nodes: HashMap<(u64, u64), OwnedFd> = HashMap::new();
-        for record in records {
-            let payload: DevicePayload = crate::error::decode(NAME, &record.payload)?;
+        context.make_each(NAME, records, |payload: DevicePayload, record, _| {
             let opened = match &payload.nameless {
                 None => open(record, &payload)?,
                 Some(nameless) => {
@@ -119,9 +118,8 @@ impl FdKind for Device {
                     opening::reopen(&nodes[&key], opening::flags_for(record.flags))?
                 }
             };
-            context.created.insert(record.id, opened);
-        }
-        Ok(())
+            Ok(opened)
+        })
     }
 }
 

@@ -101,8 +101,7 @@ impl FdKind for Directory {
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
-        for record in records {
-            let payload: DirectoryPayload = crate::error::decode(NAME, &record.payload)?;
+        context.make_each(NAME, records, |payload: DirectoryPayload, record, context| {
             let directory = match &payload.removed {
                 None => open(record, &payload)?,
                 Some(removed) => {
@@ -113,9 +112,8 @@ impl FdKind for Directory {
             if record.position != 0 {
                 begin_listing(&directory);
             }
-            context.created.insert(record.id, directory);
-        }
-        Ok(())
+            Ok(directory)
+        })
     }
 }
 

@@ -58,8 +58,7 @@ impl FdKind for Eventfd {
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
-        for record in records {
-            let state: State = crate::error::decode(NAME, &record.payload)?;
+        context.make_each(NAME, records, |state: State, _, _| {
             let mut flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             flags.set(EventfdFlags::SEMAPHORE, state.semaphore);
             let counter = eventfd(0, flags).map_err(|errno| Error::new("create an eventfd", errno))?;
@@ -69,9 +68,8 @@ impl FdKind for Eventfd {
                 rustix::io::write(&counter, &count.to_ne_bytes())
                     .map_err(|errno| Error::new("set the count of an eventfd", errno))?;
             }
-            context.created.insert(record.id, counter);
-        }
-        Ok(())
+            Ok(counter)
+        })
     }
 }
 

@@ -110,13 +110,11 @@ impl FdKind for Fanotify {
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
-        for record in records {
-            let state: State = crate::error::decode(NAME, &record.payload)?;
+        context.make_each(NAME, records, |state: State, record, _| {
             let make = || group::create(state.flags, state.event_flags);
             let made = if state.needs_privilege() { make()? } else { record.opener.run(make)?? };
-            context.created.insert(record.id, made);
-        }
-        Ok(())
+            Ok(made)
+        })
     }
 
     fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {

@@ -106,16 +106,14 @@ impl FdKind for Inotify {
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
-        for record in records {
-            let state: State = crate::error::decode(NAME, &record.payload)?;
+        context.make_each(NAME, records, |state: State, _, _| {
             let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
                 .map_err(|errno| Error::new("create an inotify instance", errno))?;
             if state.had_events {
                 overflow(&instance)?;
             }
-            context.created.insert(record.id, instance);
-        }
-        Ok(())
+            Ok(instance)
+        })
     }
 
     fn start(&self, records: &[FdRecord], created: &HashMap<DescriptionId, OwnedFd>) -> Result<()> {

@@ -108,6 +108,23 @@ pub struct FdCreate<'a> {
     pub shared: &'a mut Shared,
 }
 
+impl FdCreate<'_> {
+    /// Decodes the payloads of all records of a kind, and adds the descriptions that `make` returns.
+    pub(super) fn make_each<Payload: prost::Message + Default>(
+        &mut self,
+        kind: &'static str,
+        records: &[FdRecord],
+        mut make: impl FnMut(Payload, &FdRecord, &mut Self) -> Result<OwnedFd>,
+    ) -> Result<()> {
+        for record in records {
+            let payload = crate::error::decode(kind, &record.payload)?;
+            let made = make(payload, record, self)?;
+            self.created.insert(record.id, made);
+        }
+        Ok(())
+    }
+}
+
 /// Context of [`FdKind::connect`]: one process under construction. Its descriptors already have the saved fds.
 #[derive(Debug)]
 pub struct FdConnect<'a> {

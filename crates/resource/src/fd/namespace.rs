@@ -69,12 +69,9 @@ impl FdKind for Namespace {
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
-        for record in records {
-            let State { kind } = crate::error::decode(NAME, &record.payload)?;
-            let file = open(own_link(&kind).as_ref(), flags_for(record.flags))?;
-            context.created.insert(record.id, file);
-        }
-        Ok(())
+        context.make_each(NAME, records, |State { kind }: State, record, _| {
+            Ok(open(own_link(&kind).as_ref(), flags_for(record.flags))?)
+        })
     }
 }
 

@@ -130,15 +130,10 @@ impl FdKind for Netlink {
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
-        for record in records {
-            let state: State = crate::error::decode(NAME, &record.payload)?;
-            let socket = match state.inherited {
-                Some(inherited) => inherited.take(context)?,
-                None => build(&state)?,
-            };
-            context.created.insert(record.id, socket);
-        }
-        Ok(())
+        context.make_each(NAME, records, |state: State, _, context| match state.inherited {
+            Some(inherited) => inherited.take(context),
+            None => build(&state),
+        })
     }
 }
 

@@ -43,11 +43,7 @@ impl FdKind for Signalfd {
     }
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
-        for record in records {
-            let state: State = crate::error::decode(NAME, &record.payload)?;
-            context.created.insert(record.id, sys::signalfd::create(state.signals)?);
-        }
-        Ok(())
+        context.make_each(NAME, records, |state: State, _, _| Ok(sys::signalfd::create(state.signals)?))
     }
 }
 

@@ -109,8 +109,7 @@ impl FdKind for Timerfd {
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let boot = boot()?;
-        for record in records {
-            let state: State = crate::error::decode(NAME, &record.payload)?;
+        context.make_each(NAME, records, |state: State, _, _| {
             let (id, _) = clocks(state.clock)?;
             let timer = timerfd_create(id, TimerfdFlags::CLOEXEC)
                 .map_err(|errno| Error::new("create a timerfd", errno))?;
@@ -122,9 +121,8 @@ impl FdKind for Timerfd {
             if state.expirations > 0 {
                 sys::timerfd::set_expirations(std::os::fd::AsFd::as_fd(&timer), state.expirations)?;
             }
-            context.created.insert(record.id, timer);
-        }
-        Ok(())
+            Ok(timer)
+        })
     }
 }
 

@@ -151,8 +151,7 @@ impl FdKind for Udp {
 
     fn create(&self, records: &[FdRecord], context: &mut FdCreate<'_>) -> Result<()> {
         let mut shared: HashMap<Vec<u8>, u32> = HashMap::new();
-        for record in records {
-            let state: State = crate::error::decode(NAME, &record.payload)?;
+        context.make_each(NAME, records, |state: State, _, context| {
             let socket = match state.inherited {
                 Some(inherited) => inherited.take(context)?,
                 None if state.shares_port() => {
@@ -162,9 +161,8 @@ impl FdKind for Udp {
                 }
                 None => build(&state, 0)?,
             };
-            context.created.insert(record.id, socket);
-        }
-        Ok(())
+            Ok(socket)
+        })
     }
 }
 
