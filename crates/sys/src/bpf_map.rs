@@ -154,10 +154,6 @@ impl Properties {
 }
 
 /// Returns the properties of a map.
-///
-/// # Errors
-///
-/// The errors of bpf(2).
 pub fn properties(map: BorrowedFd<'_>) -> Result<Properties> {
     let mut info = MapInfo::default();
     let mut arguments = InfoArguments {
@@ -181,10 +177,6 @@ pub fn properties(map: BorrowedFd<'_>) -> Result<Properties> {
 }
 
 /// Creates a map. Its name, type, sizes and flags are those of `properties`.
-///
-/// # Errors
-///
-/// The errors of bpf(2).
 pub fn create(properties: &Properties) -> Result<OwnedFd> {
     let mut arguments = CreateArguments {
         kind: properties.kind,
@@ -232,10 +224,6 @@ pub fn open(id: u32, access: Access) -> Result<OwnedFd> {
 }
 
 /// Reads all entries of a map into `content`, whose memory is reused.
-///
-/// # Errors
-///
-/// The errors of bpf(2).
 pub fn read(map: BorrowedFd<'_>, properties: &Properties, content: &mut Content) -> Result<()> {
     let entries = properties.entries_max as usize;
     content.keys.resize(entries * properties.key_bytes as usize, 0);
@@ -290,10 +278,6 @@ pub fn fill(map: BorrowedFd<'_>, properties: &Properties, content: &Content) -> 
 }
 
 /// Forbids changes of a map by system calls.
-///
-/// # Errors
-///
-/// The errors of bpf(2).
 pub fn freeze(map: BorrowedFd<'_>) -> Result<()> {
     let mut descriptor = map.as_raw_fd() as u32;
     // SAFETY: the argument is one integer.

@@ -108,10 +108,6 @@ impl DirtyTracker {
 
     /// Waits until each report that has begun is visible in the page cache, too: after this call, cachestat(2) counts
     /// the reported pages as dirty, if they were not written back.
-    ///
-    /// # Errors
-    ///
-    /// The errors of membarrier(2).
     pub fn settle(&self) -> Result<()> {
         // The kernel reports a page and marks the page as dirty in one section that excludes the grace period for which
         // the global barrier waits.
@@ -165,10 +161,6 @@ impl TrackedFile {
     /// Takes the reports since the last call. Calls `note` with the number of a page, which is a multiple of 64, and
     /// with 64 bits, one for this page and each of the next pages. Returns `false` if reports are lost, so that any page
     /// may have turned dirty.
-    ///
-    /// # Errors
-    ///
-    /// The errors of bpf(2).
     pub fn take(&mut self, mut note: impl FnMut(u64, u64)) -> Result<bool> {
         // The only step that can fail comes first, so that no report is lost after an error.
         let misses = self.tracker.program.misses()?;

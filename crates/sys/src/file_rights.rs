@@ -67,10 +67,6 @@ pub struct FileRights {
 }
 
 /// Returns the rights of the calling thread.
-///
-/// # Errors
-///
-/// Returns the errors of getgroups(2) and capget(2).
 pub fn own() -> Result<FileRights> {
     let groups = rustix::process::getgroups().map_err(|errno| Error::new("get our groups", errno))?;
     let mut supplementary: Vec<u32> = groups.into_iter().map(rustix::process::Gid::as_raw).collect();
@@ -185,10 +181,6 @@ pub struct OwnRights {
 
 impl OwnRights {
     /// Reads the rights of the calling thread.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`own`].
     pub fn new() -> Result<Self> {
         let rights = own()?;
         let dumpable =

@@ -2,7 +2,7 @@
 //!
 //! Owns: system calls, kernel structures with checks of their layouts, and probes of kernel features.
 //! Invariants: every public function is safe to call. Every error names the operation, the object and the
-//! errno.
+//! errno. A function without a section on errors returns the errors of the calls in the header of its module.
 //! Does not: contain policy, or know what a checkpoint is.
 
 pub mod aio_contexts;

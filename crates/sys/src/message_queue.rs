@@ -67,10 +67,6 @@ pub fn create(name: &[u8], attributes: Attributes) -> Result<OwnedFd> {
 }
 
 /// Removes the name of a queue.
-///
-/// # Errors
-///
-/// The errors of mq_unlink(3).
 pub fn unlink(name: &[u8]) -> Result<()> {
     let path = path(name)?;
     // SAFETY: the path is a string that outlives the call.
@@ -80,10 +76,6 @@ pub fn unlink(name: &[u8]) -> Result<()> {
 }
 
 /// Returns the attributes of a queue, and the number of messages that wait in it.
-///
-/// # Errors
-///
-/// The errors of mq_getattr(3).
 pub fn attributes(queue: BorrowedFd<'_>) -> Result<(Attributes, u64)> {
     // SAFETY: the structure contains only integers, for which zero is valid.
     let mut raw: libc::mq_attr = unsafe { std::mem::zeroed() };
@@ -96,10 +88,6 @@ pub fn attributes(queue: BorrowedFd<'_>) -> Result<(Attributes, u64)> {
 
 /// Removes the oldest message of the highest priority from a queue. `buffer` is at least as long as the longest message
 /// of the queue. Returns `None` if the queue is empty.
-///
-/// # Errors
-///
-/// The errors of mq_receive(3).
 pub fn receive(queue: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Option<Message>> {
     let mut priority = 0;
     // The time lies in the past, so that the call does not wait if the description has no O_NONBLOCK.

@@ -178,28 +178,16 @@ impl PacketHold {
     }
 
     /// Sends all held packets up to and including `through`.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of the socket.
     pub fn release(&self, through: PacketNumber) -> Result<()> {
         self.judge(through, ACCEPT)
     }
 
     /// Drops all held packets up to and including `through`.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of the socket.
     pub fn discard(&self, through: PacketNumber) -> Result<()> {
         self.judge(through, DROP)
     }
 
     /// Drops all packets that are queued at the time of the call.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of the socket.
     pub fn discard_all(&self) -> Result<()> {
         self.queued()?.map_or(Ok(()), |last| self.discard(last))
     }

@@ -14,7 +14,7 @@
 use std::fs::File;
 use std::io::ErrorKind;
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, Pid};
@@ -447,12 +447,6 @@ impl Pagemap {
         let nothing = AddressRange::new(Address(PAGE_BYTES), Address(2 * PAGE_BYTES));
         self.scan(nothing, Categories::NONE, &mut PageRegions::with_room(1), &mut FoundPages::default())
             .is_ok()
-    }
-
-    /// Returns the open file, for requests of the trackers.
-    #[must_use]
-    pub fn as_file(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.file.as_fd()
     }
 }
 

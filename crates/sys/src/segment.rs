@@ -116,10 +116,6 @@ pub fn make(wanted: SegmentId, segment: &Segment) -> Result<()> {
 }
 
 /// Marks a segment for removal. The kernel frees the segment when the last attachment is detached.
-///
-/// # Errors
-///
-/// The errors of shmctl(2).
 pub fn remove(id: SegmentId) -> Result<()> {
     // SAFETY: IPC_RMID ignores its buffer.
     if unsafe { libc::shmctl(id.0, libc::IPC_RMID, std::ptr::null_mut()) } < 0 {
@@ -145,10 +141,6 @@ pub fn memory(id: SegmentId) -> Result<OwnedFd> {
 
 /// Returns the bytes between the end of a segment and the end of its last page. Programs can use these bytes, but
 /// the file that [`memory`] opens does not contain them.
-///
-/// # Errors
-///
-/// The errors of shmat(2).
 pub fn tail(id: SegmentId) -> Result<Vec<u8>> {
     let (from, length) = tail_of(id)?;
     let mut bytes = vec![0; length];
@@ -162,10 +154,6 @@ pub fn tail(id: SegmentId) -> Result<Vec<u8>> {
 }
 
 /// Writes bytes after the end of a segment. Bytes that exceed the last page of the segment are ignored.
-///
-/// # Errors
-///
-/// The errors of shmat(2).
 pub fn set_tail(id: SegmentId, bytes: &[u8]) -> Result<()> {
     let (from, length) = tail_of(id)?;
     let length = length.min(bytes.len());

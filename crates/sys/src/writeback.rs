@@ -18,10 +18,6 @@ use crate::part_reader::cache_state;
 
 /// Starts to write the dirty pages of a range back, and does not wait for the end. May wait for room in the queue of the
 /// device.
-///
-/// # Errors
-///
-/// The errors of sync_file_range(2).
 pub fn start(file: &impl AsFd, offset: ByteCount, length: ByteCount) -> Result<()> {
     let (offset, length) = (offset.get() as i64, length.get() as i64);
     // SAFETY: sync_file_range(2) has no address argument.
@@ -33,10 +29,6 @@ pub fn start(file: &impl AsFd, offset: ByteCount, length: ByteCount) -> Result<(
 
 /// Returns the number of dirty pages of a range. A page that is being written back is not dirty: before the kernel begins
 /// to write a page, the kernel makes all mappings of the page read-only.
-///
-/// # Errors
-///
-/// The errors of cachestat(2).
 pub fn dirty_pages(file: &impl AsFd, offset: ByteCount, length: ByteCount) -> Result<u64> {
     cache_state(file, offset, length).map(|state| state.dirty)
 }

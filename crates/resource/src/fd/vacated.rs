@@ -79,10 +79,6 @@ impl Vacated {
     }
 
     /// Lets the packets of the connections pass. Must be called when their restored sockets are about to start.
-    ///
-    /// # Errors
-    ///
-    /// The error of the kernel.
     pub fn pass(&self) -> Result<()> {
         self.lock().pass()
     }

@@ -46,10 +46,6 @@ pub fn create(flags: u32, event_flags: u32) -> Result<OwnedFd> {
 }
 
 /// Adds a mark on a file, or on its mount or file system.
-///
-/// # Errors
-///
-/// Returns the errors of fanotify_mark(2).
 pub fn mark(group: BorrowedFd<'_>, flags: u32, mask: u64, file: BorrowedFd<'_>) -> Result<()> {
     mark_with(group, libc::FAN_MARK_ADD | flags, mask, file, "mark a file for fanotify:")
 }
