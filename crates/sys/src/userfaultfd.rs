@@ -22,7 +22,7 @@ use model::{Address, AddressRange, ByteCount, PAGE_BYTES};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, epoll, poll};
 
-use crate::error::{Errno, Error, Result, done, owned};
+use crate::error::{Errno, Error, Result, owned};
 
 /// Maximum number of messages that one read fetches.
 const MESSAGES_PER_READ: usize = 32;
@@ -67,69 +67,6 @@ pub enum Discards {
     /// discards the pages.
     Announced,
 }
-
-#[repr(C)]
-struct Handshake {
-    api: u64,
-    features: u64,
-    requests: u64,
-}
-
-const _: () = assert!(size_of::<Handshake>() == 24);
-const _: () = assert!(offset_of!(Handshake, features) == 8);
-
-#[repr(C)]
-struct Register {
-    start: u64,
-    length: u64,
-    mode: u64,
-    requests: u64,
-}
-
-const _: () = assert!(size_of::<Register>() == 32);
-const _: () = assert!(offset_of!(Register, mode) == 16);
-
-#[repr(C)]
-struct Span {
-    start: u64,
-    length: u64,
-}
-
-const _: () = assert!(size_of::<Span>() == 16);
-const _: () = assert!(offset_of!(Span, length) == 8);
-
-#[repr(C)]
-struct WriteProtect {
-    start: u64,
-    length: u64,
-    mode: u64,
-}
-
-const _: () = assert!(size_of::<WriteProtect>() == 24);
-const _: () = assert!(offset_of!(WriteProtect, mode) == 16);
-
-#[repr(C)]
-struct Copy {
-    to: u64,
-    from: u64,
-    length: u64,
-    mode: u64,
-    copied: i64,
-}
-
-const _: () = assert!(size_of::<Copy>() == 40);
-const _: () = assert!(offset_of!(Copy, copied) == 32);
-
-#[repr(C)]
-struct ZeroPage {
-    start: u64,
-    length: u64,
-    mode: u64,
-    zeroed: i64,
-}
-
-const _: () = assert!(size_of::<ZeroPage>() == 32);
-const _: () = assert!(offset_of!(ZeroPage, zeroed) == 24);
 
 /// `struct uffd_msg`: the kind of the message, then up to three words. The meaning of the words depends on the
 /// kind.
@@ -213,10 +150,9 @@ pub fn begin_for_filling(fd: BorrowedFd<'_>) -> Result<()> {
 }
 
 fn agree(fd: BorrowedFd<'_>, features: u64) -> Result<()> {
-    let mut handshake = Handshake { api: API, features, requests: 0 };
-    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut handshake) };
-    done("agree on the features of a userfaultfd", result).map(drop)
+    // `struct uffdio_api`: version, features, and the requests that the kernel supports.
+    request(fd, UFFDIO_API, &mut [API, features, 0])
+        .map_err(|errno| Error::new("agree on the features of a userfaultfd", errno))
 }
 
 /// Watches writes to a range of whole pages. The kernel splits mappings at the ends of the range.
@@ -236,35 +172,28 @@ pub fn register_for_missing(fd: BorrowedFd<'_>, range: AddressRange) -> Result<(
 }
 
 fn register_for(fd: BorrowedFd<'_>, range: AddressRange, mode: u64) -> Result<()> {
-    let (start, length) = (range.start.get(), range.len().get());
-    let mut register = Register { start, length, mode, requests: 0 };
-    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
-    done("watch memory", result).map(drop)
+    // `struct uffdio_register`: start, length, mode, and the requests that the kernel supports for the range.
+    request(fd, UFFDIO_REGISTER, &mut [range.start.get(), range.len().get(), mode, 0])
+        .map_err(|errno| Error::new("watch memory", errno))
 }
 
 /// Ends the watch of a range, lifts the protection of the range and wakes the waiting threads.
 pub fn unregister(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
-    let mut span = Span { start: range.start.get(), length: range.len().get() };
-    // SAFETY: the structure has the type that the request number names. The kernel only reads the structure.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_UNREGISTER, &raw mut span) };
-    done("end watching memory", result).map(drop)
+    request(fd, UFFDIO_UNREGISTER, &mut [range.start.get(), range.len().get()])
+        .map_err(|errno| Error::new("end watching memory", errno))
 }
 
 /// Wakes the threads that wait for pages in a range. A thread whose page has not changed faults again.
 pub fn wake(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
-    let mut span = Span { start: range.start.get(), length: range.len().get() };
-    // SAFETY: the structure has the type that the request number names. The kernel only reads the structure.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_WAKE, &raw mut span) };
-    done("wake the threads that wait for memory", result).map(drop)
+    request(fd, UFFDIO_WAKE, &mut [range.start.get(), range.len().get()])
+        .map_err(|errno| Error::new("wake the threads that wait for memory", errno))
 }
 
 /// Lifts the protection of a range and wakes the waiting threads.
 pub fn lift(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
-    let mut lift = WriteProtect { start: range.start.get(), length: range.len().get(), mode: 0 };
-    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut lift) };
-    done("lift the write protection", result).map(drop)
+    // `struct uffdio_writeprotect`: start, length, mode.
+    request(fd, UFFDIO_WRITEPROTECT, &mut [range.start.get(), range.len().get(), 0])
+        .map_err(|errno| Error::new("lift the write protection", errno))
 }
 
 /// Fills missing pages of a watched range with `bytes`, from the address `to` on. Wakes the threads that wait for
@@ -275,28 +204,34 @@ pub fn lift(fd: BorrowedFd<'_>, range: AddressRange) -> Result<()> {
 /// - ENOENT: the pages are not all inside one watched mapping.
 /// - ESRCH: the address space no longer exists.
 pub fn copy(fd: BorrowedFd<'_>, to: Address, bytes: &[u8]) -> (ByteCount, std::result::Result<(), Errno>) {
-    let (from, length) = (bytes.as_ptr() as u64, bytes.len() as u64);
-    let mut copy = Copy { to: to.get(), from, length, mode: 0, copied: 0 };
-    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
-    // The kernel reads `length` bytes of the borrowed slice. The kernel writes to the process of the descriptor, at
-    // addresses that the kernel checks.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_COPY, &raw mut copy) };
-    filled(result, copy.copied)
+    // `struct uffdio_copy`: destination, source, length, mode, and the number of copied bytes or a negative errno.
+    let mut copy = [to.get(), bytes.as_ptr() as u64, bytes.len() as u64, 0, 0];
+    let outcome = request(fd, UFFDIO_COPY, &mut copy);
+    (ByteCount(u64::try_from(copy[4].cast_signed()).unwrap_or(0)), outcome)
 }
 
 /// Fills one missing page with zeros, and wakes the threads that wait for this page. The errors are those of
 /// [`copy`].
 pub fn zero(fd: BorrowedFd<'_>, page: Address) -> std::result::Result<(), Errno> {
-    let mut zero = ZeroPage { start: page.get(), length: PAGE_BYTES, mode: 0, zeroed: 0 };
-    // SAFETY: the structure has the type that the request number names, and is exclusively ours during the call.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_ZEROPAGE, &raw mut zero) };
-    filled(result, zero.zeroed).1
+    // `struct uffdio_zeropage`: start, length, mode, and the number of filled bytes or a negative errno.
+    request(fd, UFFDIO_ZEROPAGE, &mut [page.get(), PAGE_BYTES, 0, 0])
 }
 
-fn filled(result: libc::c_int, count: i64) -> (ByteCount, std::result::Result<(), Errno>) {
-    let errno = Errno::last();
-    let done = ByteCount(u64::try_from(count).unwrap_or(0));
-    (done, if result < 0 { Err(errno) } else { Ok(()) })
+/// Makes a request whose structure consists of `words`. The kernel may change the words.
+fn request<const WORDS: usize>(
+    fd: BorrowedFd<'_>,
+    number: libc::c_ulong,
+    words: &mut [u64; WORDS],
+) -> std::result::Result<(), Errno> {
+    // The number of a request contains the size of its structure.
+    assert!(
+        number >> 16 & 0x3fff == size_of::<[u64; WORDS]>() as u64,
+        "the structure has the size of the request"
+    );
+    // SAFETY: the structure has its size, as checked above, and is exclusively ours during the call. UFFDIO_COPY reads
+    // the bytes of a slice that `copy` has borrowed. The kernel writes to the process of the descriptor, at addresses
+    // that the kernel checks.
+    Errno::check(unsafe { libc::ioctl(fd.as_raw_fd(), number, words.as_mut_ptr()) }).map(drop)
 }
 
 /// An epoll set, for waiting for messages of several descriptors. The set does not keep a descriptor open: closing
