@@ -17,6 +17,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::net::SocketFlags;
 
 use crate::error::{Errno, Error, Result, done, owned};
+use crate::netlink::word;
 use crate::socket_option::{self, SocketOption};
 
 /// Size of the largest address in bytes (struct sockaddr_storage).
@@ -391,18 +392,9 @@ pub fn unsent_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
 /// listen(2).
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
     let mut bytes = [0; size_of::<Credentials>()];
-    let option = crate::socket_option::SocketOption {
-        level: libc::SOL_SOCKET,
-        number: libc::SO_PEERCRED,
-        name: "SO_PEERCRED",
-    };
-    crate::socket_option::get(socket, option, &mut bytes)?;
-    let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
-    Ok(Credentials {
-        pid: i32::from_ne_bytes(word(0)),
-        uid: u32::from_ne_bytes(word(4)),
-        gid: u32::from_ne_bytes(word(8)),
-    })
+    let option = SocketOption { level: libc::SOL_SOCKET, number: libc::SO_PEERCRED, name: "SO_PEERCRED" };
+    socket_option::get(socket, option, &mut bytes)?;
+    Ok(Credentials { pid: word(&bytes, 0) as i32, uid: word(&bytes, 4), gid: word(&bytes, 8) })
 }
 
 /// Returns the supplementary groups of the process that [`peer_credentials`] describes. The list is empty if the
@@ -410,16 +402,12 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<Credentials> {
 pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
     const GROUPS_MAX: usize = 65_536;
     const SO_PEERGROUPS: i32 = 59;
-    let option = crate::socket_option::SocketOption {
-        level: libc::SOL_SOCKET,
-        number: SO_PEERGROUPS,
-        name: "SO_PEERGROUPS",
-    };
+    let option = SocketOption { level: libc::SOL_SOCKET, number: SO_PEERGROUPS, name: "SO_PEERGROUPS" };
     let mut bytes = vec![0; 64 * size_of::<u32>()];
-    let mut result = crate::socket_option::get(socket, option, &mut bytes);
+    let mut result = socket_option::get(socket, option, &mut bytes);
     if result.as_ref().is_err_and(|error| error.errno.0 == libc::ERANGE) {
         bytes = vec![0; GROUPS_MAX * size_of::<u32>()];
-        result = crate::socket_option::get(socket, option, &mut bytes);
+        result = socket_option::get(socket, option, &mut bytes);
     }
     match result {
         Ok(length) => {

@@ -17,6 +17,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::error::{Errno, Error, Result};
 use crate::feature::{self, Feature};
+use crate::netlink::word;
 use crate::socket;
 use crate::socket_option::{SocketOption, get, get_int, set, set_int};
 
@@ -126,17 +127,9 @@ impl Window {
     }
 
     fn from_bytes(bytes: [u8; WINDOW_BYTES]) -> Self {
-        let word = |index: usize| {
-            let at = index * 4;
-            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-        };
-        Self {
-            send_update: word(0),
-            send: word(1),
-            send_max: word(2),
-            receive: word(3),
-            receive_update: word(4),
-        }
+        let [send_update, send, send_max, receive, receive_update] =
+            std::array::from_fn(|index| word(&bytes, index * 4));
+        Self { send_update, send, send_max, receive, receive_update }
     }
 }
 
@@ -190,7 +183,7 @@ pub fn info(socket: BorrowedFd<'_>) -> Result<Info> {
     const RECEIVE_WINDOW: usize = 232;
     let mut bytes = [0; INFO_BYTES];
     let length = get(socket, INFO, &mut bytes)?;
-    let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let word = |at: usize| word(&bytes, at);
     // On this architecture, the low half of an integer is stored first.
     let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
     Ok(Info {

@@ -71,11 +71,7 @@ impl FdKind for Directory {
                 "let the program close it after each use",
             )],
             Name::Live(path) => path::unreachable(description, &path, scope),
-            Name::Gone(_) if is_pseudo(&description.duplicate) => vec![description.obstacle(
-                "deleted directory",
-                OF_REMOVED_KERNEL_OBJECT,
-                "let the program close it, or do not remove directories that it has open",
-            )],
+            Name::Gone(_) if is_pseudo(&description.duplicate) => vec![of_removed_object(description)],
             Name::Gone(_) | Name::None => Vec::new(),
         }
     }
@@ -140,21 +136,18 @@ impl FdCapture for DirectoryCapture {
     fn after(&mut self, description: &Known) -> Result<Vec<u8>> {
         let name = Name::new(self.link.bytes(), &self.stat);
         let removed = match &name {
-            Name::Gone(_) if self.made_up => {
-                return Err(description
-                    .obstacle(
-                        "deleted directory",
-                        OF_REMOVED_KERNEL_OBJECT,
-                        "let the program close it, or do not remove directories that it has open",
-                    )
-                    .into());
-            }
+            Name::Gone(_) if self.made_up => return Err(of_removed_object(description).into()),
             Name::Gone(path) => Some(Removed::new(path, &self.stat)),
             Name::Live(_) | Name::None => None,
         };
         let identity = Some(self.identity);
         Ok(DirectoryPayload { path: path::to_bytes(name.path()), removed, identity }.encode_to_vec())
     }
+}
+
+fn of_removed_object(description: &Known) -> Obstacle {
+    let fix = "let the program close it, or do not remove directories that it has open";
+    description.obstacle("deleted directory", OF_REMOVED_KERNEL_OBJECT, fix)
 }
 
 fn open(record: &FdRecord, payload: &DirectoryPayload) -> Result<OwnedFd> {

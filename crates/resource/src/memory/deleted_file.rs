@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::kind::{Content, MappingOf, MemoryKind, is_gone};
+use super::kind::{Content, MappingOf, MemoryKind};
 use super::record::ObjectRecord;
 use super::source_file;
 use crate::error::Result;
@@ -67,18 +67,8 @@ impl MemoryKind for DeletedFile {
     }
 
     fn obstacles(&self, of: MappingOf<'_>) -> Vec<Obstacle> {
-        let what = "deleted file";
-        match rustix::fs::stat(of.link()) {
-            // The image contains the data of the file, and no holes. The length of the file has no limit.
-            Ok(_) => Vec::new(),
-            // The mapping no longer exists, so there is no content to save.
-            Err(errno) if is_gone(errno) => Vec::new(),
-            Err(errno) => vec![of.obstacle(
-                what,
-                &format!("the file behind it cannot be opened: {errno}"),
-                "run undying as root or with CAP_CHECKPOINT_RESTORE",
-            )],
-        }
+        // The image contains the data of the file, and no holes. The length of the file has no limit.
+        of.unopenable("deleted file", "file").into_iter().collect()
     }
 
     fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {

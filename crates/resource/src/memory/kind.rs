@@ -10,6 +10,7 @@
 use std::os::fd::OwnedFd;
 
 use model::{AddressRange, Pid};
+use rustix::io::Errno;
 use sys::segment::SegmentId;
 use tracee::procfs::Mapping;
 use tracee::{ProcessMemory, Stub};
@@ -47,6 +48,20 @@ impl MappingOf<'_> {
     pub fn link(&self) -> String {
         let range = self.mapping.range;
         format!("/proc/{}/map_files/{:x}-{:x}", self.pid, range.start.get(), range.end.get())
+    }
+
+    /// Returns the obstacle of a mapping whose object cannot be opened. A mapping that no longer exists has no content
+    /// to save, and no obstacle.
+    pub(super) fn unopenable(&self, what: &str, object: &str) -> Option<Obstacle> {
+        match rustix::fs::stat(self.link()) {
+            // With these errors, the mapping or its process no longer exists. The caller lists the mappings again.
+            Ok(_) | Err(Errno::NOENT | Errno::SRCH) => None,
+            Err(errno) => Some(self.obstacle(
+                what,
+                &format!("the {object} behind it cannot be opened: {errno}"),
+                "run undying as root or with CAP_CHECKPOINT_RESTORE",
+            )),
+        }
     }
 
     /// Creates an obstacle about this mapping.
@@ -193,10 +208,4 @@ pub trait MemoryKind: Sync {
     fn abandon(&self, record: &ObjectRecord) {
         let _ = record;
     }
-}
-
-/// Reports whether an errno means that a mapping or its process no longer exists. If so, the list of mappings is out
-/// of date, and the caller lists the mappings again.
-pub(super) fn is_gone(errno: rustix::io::Errno) -> bool {
-    errno == rustix::io::Errno::NOENT || errno == rustix::io::Errno::SRCH
 }

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::MemfdFlags;
 
-use super::kind::{Content, MappingOf, MemoryKind, is_gone};
+use super::kind::{Content, MappingOf, MemoryKind};
 use super::record::ObjectRecord;
 use crate::error::Result;
 use crate::obstacle::Obstacle;
@@ -40,16 +40,7 @@ impl MemoryKind for Memfd {
     }
 
     fn obstacles(&self, of: MappingOf<'_>) -> Vec<Obstacle> {
-        match rustix::fs::stat(of.link()) {
-            Ok(_) => Vec::new(),
-            // The mapping no longer exists, so there is no content to save.
-            Err(errno) if is_gone(errno) => Vec::new(),
-            Err(errno) => vec![of.obstacle(
-                "memory file",
-                &format!("the object behind it cannot be opened: {errno}"),
-                "run undying as root or with CAP_CHECKPOINT_RESTORE",
-            )],
-        }
+        of.unopenable("memory file", "object").into_iter().collect()
     }
 
     fn describe(&self, of: MappingOf<'_>) -> Result<(Vec<u8>, u64)> {

@@ -59,8 +59,8 @@ impl KernelTypes {
 
     /// Returns the byte offset of a bit field, and the shift of the field in its first byte.
     pub(crate) fn bits(&self, structure: &str, name: &str) -> Result<(usize, u32)> {
-        let bit = self.structure(structure).and_then(|structure| self.bit_offset(&structure, name));
-        bit.map(|bit| (bit as usize / 8, bit % 8)).ok_or_else(|| missing(name))
+        let found = self.structure(structure).and_then(|structure| self.member(&structure, name));
+        found.map(|(bit, ..)| (bit as usize / 8, bit % 8)).ok_or_else(|| missing(name))
     }
 
     /// Returns the value of a constant of an enumeration.
@@ -72,19 +72,6 @@ impl KernelTypes {
         });
         let is_it = |member: &&EnumMember| self.0.resolve_name(*member).is_ok_and(|found| found == name);
         constants.flatten().find(is_it).map(EnumMember::val).ok_or_else(|| missing(name))
-    }
-
-    fn bit_offset(&self, structure: &Type, name: &str) -> Option<u32> {
-        let (Type::Struct(composite) | Type::Union(composite)) = structure else { return None };
-        composite.members.iter().find_map(|member| {
-            let found = self.0.resolve_name(member).ok()?;
-            if found == name {
-                return Some(member.bit_offset());
-            }
-            let inner = self.plain(self.0.resolve_chained_type(member).ok()?)?;
-            let inside = found.is_empty().then(|| self.bit_offset(&inner, name))??;
-            Some(member.bit_offset() + inside)
-        })
     }
 
     fn structure(&self, name: &str) -> Option<Type> {
@@ -110,7 +97,8 @@ impl KernelTypes {
     /// Returns offset, size and type of a member, or of a nested member (`a.b`).
     fn within(&self, structure: &Type, names: &str) -> Option<(usize, usize, Type)> {
         let (name, rest) = names.split_once('.').map_or((names, None), |(name, rest)| (name, Some(rest)));
-        let (offset, length, inner) = self.member(structure, name)?;
+        let (bit, length, inner) = self.member(structure, name)?;
+        let offset = bit as usize / 8;
         match rest {
             None => Some((offset, length, inner)),
             Some(rest) => {
@@ -120,12 +108,13 @@ impl KernelTypes {
         }
     }
 
-    /// Returns a member by its name, also a member of an unnamed structure inside of `structure`.
-    fn member(&self, structure: &Type, name: &str) -> Option<(usize, usize, Type)> {
+    /// Returns offset in bits, length in bytes and type of a member, also of a member of an unnamed structure inside of
+    /// `structure`.
+    fn member(&self, structure: &Type, name: &str) -> Option<(u32, usize, Type)> {
         let (Type::Struct(composite) | Type::Union(composite)) = structure else { return None };
         composite.members.iter().find_map(|member| {
             let inner = self.plain(self.0.resolve_chained_type(member).ok()?)?;
-            let start = member.bit_offset() as usize / 8;
+            let start = member.bit_offset();
             let found = self.0.resolve_name(member).ok()?;
             if found == name {
                 let length = self.length(member, &inner)?;
