@@ -25,7 +25,7 @@ use std::ptr;
 
 use model::{ByteCount, Pid};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Errno, Error, Result, owned};
 
 pub mod group;
 
@@ -183,7 +183,7 @@ impl ContentEvents {
     }
 
     fn mark(&self, flags: libc::c_uint, file: BorrowedFd<'_>) -> Result<()> {
-        mark(self.group.as_fd(), flags, file, "watch the content of")
+        mark(self.group.as_fd(), flags, PRE_ACCESS, file, "watch the content of")
     }
 }
 
@@ -218,6 +218,7 @@ impl Enabler {
         mark(
             self.group.as_fd(),
             flags | libc::FAN_MARK_MOUNT,
+            PRE_ACCESS,
             any,
             "make files able to report on the mount of",
         )
@@ -225,31 +226,18 @@ impl Enabler {
 }
 
 fn create() -> Result<OwnedFd> {
-    // SAFETY: plain numbers.
-    let group = unsafe { libc::fanotify_init(GROUP_FLAGS, FILE_FLAGS as libc::c_uint) };
-    if group < 0 {
-        let errno = Errno::last();
+    // SAFETY: plain numbers. The new descriptor has no other owner.
+    unsafe { owned(libc::fanotify_init(GROUP_FLAGS, FILE_FLAGS as libc::c_uint)) }.map_err(|errno| {
         let operation = if errno == Errno::EMFILE {
             "create a fanotify group (see `sysctl fs.fanotify.max_user_groups`, `ulimit -n`)"
         } else {
             "create a fanotify group that is asked before content changes"
         };
-        return Err(Error::new(operation, errno));
-    }
-    // SAFETY: the kernel has returned a new descriptor, which has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(group) })
+        Error::new(operation, errno)
+    })
 }
 
 fn mark(
-    group: BorrowedFd<'_>,
-    flags: libc::c_uint,
-    file: BorrowedFd<'_>,
-    operation: &'static str,
-) -> Result<()> {
-    mark_with(group, flags, PRE_ACCESS, file, operation)
-}
-
-fn mark_with(
     group: BorrowedFd<'_>,
     flags: libc::c_uint,
     mask: u64,
@@ -257,25 +245,19 @@ fn mark_with(
     operation: &'static str,
 ) -> Result<()> {
     let (group, number) = (group.as_raw_fd(), file.as_raw_fd());
+    let failed = |errno| Error::path(operation, name_of(number), errno);
     // SAFETY: plain numbers and no path. Without a path, the kernel marks the object of the descriptor.
     let result = unsafe { libc::fanotify_mark(group, flags, mask, number, ptr::null()) };
-    if result == 0 {
-        return Ok(());
+    match Errno::check(result) {
+        // The descriptor was opened with O_PATH.
+        Err(Errno::EBADF) => {}
+        outcome => return outcome.map(drop).map_err(failed),
     }
-    let errno = Errno::last();
-    if errno != Errno::EBADF {
-        return Err(Error::path(operation, name_of(number), errno));
-    }
-    // EBADF means that the descriptor was opened with O_PATH.
     let path = format!("/proc/self/fd/{number}");
     let name = CString::new(path.as_str()).map_err(|_| Error::path(operation, &path, Errno::EINVAL))?;
     // SAFETY: `name` is a string that ends with a zero byte. The kernel reads the string up to this byte.
     let result = unsafe { libc::fanotify_mark(group, flags, mask, libc::AT_FDCWD, name.as_ptr()) };
-    if result == 0 {
-        return Ok(());
-    }
-    let errno = Errno::last();
-    Err(Error::path(operation, name_of(number), errno))
+    Errno::check(result).map(drop).map_err(failed)
 }
 
 /// Returns the path of the file of a descriptor. A number would tell the operator nothing.

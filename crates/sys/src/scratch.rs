@@ -12,8 +12,9 @@
 use std::ptr::{self, NonNull};
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Error, Result, done};
 
 /// Size of a huge page on x86-64 in bytes. One page table covers a range of this size, and is freed as a whole.
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -35,15 +36,12 @@ impl Scratch {
     /// Maps this number of pages, and touches no page.
     pub fn new(pages: PageCount) -> Result<Self> {
         let mapped_bytes = (pages.bytes().get() + HUGE_PAGE_BYTES) as usize;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no other memory.
-        let mapped = unsafe { libc::mmap(ptr::null_mut(), mapped_bytes, protection, flags, -1, 0) };
-        let failed = || Error::new("map scratch memory", Errno::last());
-        if mapped == libc::MAP_FAILED {
-            return Err(failed());
-        }
-        let mapped = NonNull::new(mapped.cast::<u8>()).ok_or_else(failed)?;
+        let mapped = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, protection, flags) };
+        let mapped = mapped.map_err(|errno| Error::new("map scratch memory", errno))?;
+        let mapped = NonNull::new(mapped.cast::<u8>()).expect("the kernel maps nothing at address 0");
         let offset = mapped.as_ptr().align_offset(HUGE_PAGE_BYTES as usize);
         // SAFETY: the offset is below HUGE_PAGE_BYTES, and the mapping is longer than its pages by HUGE_PAGE_BYTES.
         let start = unsafe { mapped.add(offset) };
@@ -97,7 +95,7 @@ impl Scratch {
         // SAFETY: the range is inside of the mapping, as checked above. No reference into the range exists, and all
         // bytes are valid afterwards.
         let result = unsafe { libc::madvise(at.cast(), count.bytes().get() as usize, advice) };
-        if result < 0 { Err(Error::new("advise on scratch memory", Errno::last())) } else { Ok(()) }
+        done("advise on scratch memory", result).map(drop)
     }
 
     fn at(&self, page: PageCount) -> *mut u8 {

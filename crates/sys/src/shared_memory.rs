@@ -11,15 +11,19 @@
 //! Fallback: a memory file (memfd), which behaves in the same way but has another name in `/proc/PID/maps`
 
 use std::fs::OpenOptions;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::null_mut;
 
 use model::ByteCount;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use crate::error::{Errno, Error, Result};
+use crate::error::{Error, Result};
+
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Creates a shared anonymous object. `length` is a multiple of the page size.
 pub fn anonymous(length: ByteCount) -> Result<OwnedFd> {
-    match mapped(length, 0)? {
+    match mapped(length, MapFlags::empty())? {
         Ok(file) => Ok(file),
         Err(_) => memory_file(length),
     }
@@ -31,8 +35,8 @@ pub fn anonymous(length: ByteCount) -> Result<OwnedFd> {
 ///
 /// EINVAL if the kernel has no pages of this size.
 pub fn huge(length: ByteCount, page_size: ByteCount) -> Result<OwnedFd> {
-    let size_bits = page_size.get().trailing_zeros() as i32;
-    mapped(length, libc::MAP_HUGETLB | size_bits << libc::MAP_HUGE_SHIFT)?
+    let size_bits = page_size.get().trailing_zeros() << libc::MAP_HUGE_SHIFT;
+    mapped(length, MapFlags::from_bits_retain(libc::MAP_HUGETLB as u32 | size_bits))?
 }
 
 /// Writes to an object that write(2) does not support, such as a file of hugetlbfs. `page_size` is its page size.
@@ -45,50 +49,31 @@ pub fn write_mapped(object: BorrowedFd<'_>, page_size: ByteCount, at: ByteCount,
     let skipped = at.get() as usize % page;
     let whole = (skipped + length).next_multiple_of(page);
     // SAFETY: mmap makes a new mapping at an address of the kernel's choice. No reference points into the mapping.
-    let address = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            whole,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            object.as_raw_fd(),
-            (at.get() as usize - skipped) as libc::off_t,
-        )
-    };
-    if address == libc::MAP_FAILED {
-        return Err(Error::new("map shared memory", Errno::last()));
-    }
+    let address =
+        unsafe { mmap(null_mut(), whole, READ_WRITE, MapFlags::SHARED, object, at.get() - skipped as u64) };
+    let address = address.map_err(|errno| Error::new("map shared memory", errno))?;
     // SAFETY: the mapping was made above and has `whole` bytes, which is at least `skipped + length`. The kernel has
     // reserved its pages, so that each access succeeds. `bytes` is memory of this program, outside of the mapping.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), address.cast::<u8>().add(skipped), length);
-        libc::munmap(address, whole);
+        let _ = munmap(address, whole);
     }
     Ok(())
 }
 
 /// Maps shared anonymous memory, and opens its object. The inner result is the error of the open.
-fn mapped(length: ByteCount, flags: i32) -> Result<Result<OwnedFd>> {
+fn mapped(length: ByteCount, flags: MapFlags) -> Result<Result<OwnedFd>> {
     let bytes = length.get() as usize;
     // SAFETY: mmap makes a new mapping at an address of the kernel's choice. No reference points into the mapping.
     let address = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags,
-            -1,
-            0,
-        )
+        mmap_anonymous(null_mut(), bytes, READ_WRITE, MapFlags::SHARED | MapFlags::NORESERVE | flags)
     };
-    if address == libc::MAP_FAILED {
-        return Err(Error::new("map shared memory", Errno::last()));
-    }
+    let address = address.map_err(|errno| Error::new("map shared memory", errno))?;
     let start = address as u64;
     let link = format!("/proc/self/map_files/{start:x}-{:x}", start + length.get());
     let object = OpenOptions::new().read(true).write(true).open(&link);
     // SAFETY: the mapping was made above with this length, and no reference points into the mapping.
-    unsafe { libc::munmap(address, bytes) };
+    let _ = unsafe { munmap(address, bytes) };
     Ok(object.map(OwnedFd::from).map_err(|error| Error::path("open", link, error)))
 }
 

@@ -10,11 +10,11 @@
 //! Fallback: none needed
 
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use model::Pid;
 
-use crate::error::{Errno, Error, Result, done};
+use crate::error::{Errno, Error, Result, owned};
 
 const TCGETS2: libc::c_ulong = 0x802c_542a;
 const TCSETS2: libc::c_ulong = 0x402c_542b;
@@ -114,11 +114,9 @@ pub fn pair_number(master: BorrowedFd<'_>) -> Result<u32> {
 pub fn open_slave(master: BorrowedFd<'_>, flags: u32) -> Result<OwnedFd> {
     let operation = "open the other end of a pseudo terminal";
     let flags = (flags as libc::c_int & !libc::O_CLOEXEC) | libc::O_NOCTTY;
-    // SAFETY: the request takes plain numbers.
-    let result = unsafe { libc::ioctl(master.as_raw_fd(), TIOCGPTPEER, flags) };
-    done(operation, result)?;
-    // SAFETY: the kernel returned a new descriptor without another owner.
-    let slave = unsafe { OwnedFd::from_raw_fd(result) };
+    // SAFETY: the request takes plain numbers, and returns a new descriptor without another owner.
+    let slave = unsafe { owned(libc::ioctl(master.as_raw_fd(), TIOCGPTPEER, flags)) };
+    let slave = slave.map_err(|errno| Error::new(operation, errno))?;
     rustix::io::fcntl_setfd(&slave, rustix::io::FdFlags::CLOEXEC)
         .map_err(|errno| Error::new(operation, errno))?;
     Ok(slave)

@@ -8,10 +8,9 @@
 //! Probe: none; without CONFIG_FANOTIFY, a program has no group to restore
 //! Fallback: none
 
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use super::mark_with;
-use crate::error::{Error, Result, done};
+use crate::error::{Error, Result, owned};
 
 /// FAN_MARK_MOUNT.
 pub const MOUNT: u32 = libc::FAN_MARK_MOUNT;
@@ -35,11 +34,9 @@ pub fn ignoring(flags: u32) -> u32 {
 ///
 /// EPERM if the calling thread lacks the rights for these flags.
 pub fn create(flags: u32, event_flags: u32) -> Result<OwnedFd> {
-    // SAFETY: plain numbers.
-    let group = unsafe { libc::fanotify_init(flags, event_flags) };
-    done("create a fanotify group", group)?;
-    // SAFETY: the kernel has returned a new descriptor, which has no other owner.
-    let group = unsafe { OwnedFd::from_raw_fd(group) };
+    // SAFETY: plain numbers. The new descriptor has no other owner.
+    let group = unsafe { owned(libc::fanotify_init(flags, event_flags)) };
+    let group = group.map_err(|errno| Error::new("create a fanotify group", errno))?;
     rustix::io::fcntl_setfd(&group, rustix::io::FdFlags::CLOEXEC)
         .map_err(|errno| Error::new("set a fanotify group to be closed on exec", errno))?;
     Ok(group)
@@ -47,5 +44,5 @@ pub fn create(flags: u32, event_flags: u32) -> Result<OwnedFd> {
 
 /// Adds a mark on a file, or on its mount or file system.
 pub fn mark(group: BorrowedFd<'_>, flags: u32, mask: u64, file: BorrowedFd<'_>) -> Result<()> {
-    mark_with(group, libc::FAN_MARK_ADD | flags, mask, file, "mark a file for fanotify:")
+    super::mark(group, libc::FAN_MARK_ADD | flags, mask, file, "mark a file for fanotify:")
 }

@@ -17,8 +17,10 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
 use super::process::{BUFFERS_MAX, HELD_CALLS_MAX, Unanswered};
-use crate::error::{Errno, Error, Result};
+use crate::error::{Error, Result};
 use crate::seccomp_listener::{Notification, NotificationId};
 
 /// Offset of the table of held calls in the shared mapping. The buffers are in front of the table. The last buffer is for
@@ -85,15 +87,11 @@ impl Drop for HeldCall {
 
 impl Shared {
     pub(super) fn map() -> Result<Self> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: mmap makes a new mapping at an address of the kernel's choice, and changes no other memory.
-        let start = unsafe { libc::mmap(ptr::null_mut(), SHARED_BYTES, protection, flags, -1, 0) };
-        let failed = || Error::new("map memory for notifications", Errno::last());
-        if start == libc::MAP_FAILED {
-            return Err(failed());
-        }
-        let buffers = NonNull::new(start.cast()).ok_or_else(failed)?;
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), SHARED_BYTES, protection, MapFlags::SHARED) };
+        let start = start.map_err(|errno| Error::new("map memory for notifications", errno))?;
+        let buffers = NonNull::new(start.cast()).expect("the kernel maps nothing at address 0");
         Ok(Self { buffers, taken: [const { AtomicBool::new(false) }; BUFFERS_MAX] })
     }
 
