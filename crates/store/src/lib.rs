@@ -22,7 +22,6 @@ mod load;
 mod lock;
 mod log;
 mod medium;
-mod memory;
 mod meta;
 mod name;
 mod opening;
@@ -56,7 +55,6 @@ pub use log::{
     RetentionPolicy, SegmentCompression, SizeLimit, Squashed, Ticket,
 };
 pub use medium::{Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
-pub use memory::{Memory, MemoryOptions};
 pub use meta::{CommitMeta, WriteTimings};
 pub use name::SubjectName;
 pub use pool::{PagePool, Waits};

@@ -1,6 +1,5 @@
-//! The interface that receives the pages and records of checkpoints. An implementation is called a *sink*: the log, the
-//! image directory, or checkpoints in memory. Other crates can implement a sink, for example one that sends checkpoints
-//! to another machine.
+//! The interface that receives the pages and records of checkpoints. An implementation is called a *sink*: the log or
+//! the image directory. Other crates can implement a sink, for example one that sends checkpoints to another machine.
 //!
 //! Owns: the traits `CheckpointSink`, `OpenCheckpoint` and `PageSink`.
 //! Invariants: if a page is passed twice, the second copy replaces the first. No part of a checkpoint is visible before

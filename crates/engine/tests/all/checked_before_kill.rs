@@ -6,10 +6,7 @@ use std::time::{Duration, Instant};
 
 use image::RecordSet;
 use model::{Pid, Sequence};
-use store::{
-    Base, CheckpointSink, CommitMeta, Memory, MemoryOptions, OpenCheckpoint, PageChange, PagePool, PageSink,
-    Ticket, Urgency,
-};
+use store::{CommitMeta, ImageWriter, OpenCheckpoint, PageChange, PagePool, PageSink, Ticket, WriteOptions};
 use undying_engine::{CheckpointOptions, EngineError, checkpoint};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -73,9 +70,11 @@ fn a_subject_that_could_not_be_restored_goes_on() {
         assert!(begun.elapsed() < LIMIT, "the subject does not start");
         std::thread::sleep(Duration::from_millis(1));
     }
-    let memory = Memory::new(MemoryOptions::default());
+    let image = |name: &str| -> Box<dyn OpenCheckpoint> {
+        Box::new(ImageWriter::create(&folder.path().join(name), WriteOptions::default()).unwrap())
+    };
     let options = CheckpointOptions { kill: true, sequence: Sequence(1), ..CheckpointOptions::default() };
-    let inner = memory.begin(Sequence(1), Base::Nothing, Urgency::Precopy).unwrap().unwrap();
+    let inner = image("1");
     let error = checkpoint(pid, Box::new(Meddling { inner, file: file.clone() }), &options).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, EngineError::NotRestorable(_)), "{text}");
@@ -86,8 +85,7 @@ fn a_subject_that_could_not_be_restored_goes_on() {
         std::thread::sleep(Duration::from_millis(1));
     }
     // The next checkpoint contains the content of the removed file.
-    let inner = memory.begin(Sequence(2), Base::Nothing, Urgency::Precopy).unwrap().unwrap();
-    checkpoint(pid, inner, &CheckpointOptions { sequence: Sequence(2), ..options }).unwrap();
+    checkpoint(pid, image("2"), &CheckpointOptions { sequence: Sequence(2), ..options }).unwrap();
     // The engine may have reaped the subject already.
     assert!(!matches!(subject.0.try_wait(), Ok(None)), "it was not ended");
 }

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use model::{Pid, Sequence, Signal, Tid};
-use store::{Base, CheckpointSink, Memory, MemoryOptions, Urgency};
+use store::{Base, CheckpointSink, LogOptions, LogWriter, Store, SubjectName, Urgency};
 use sys::task_reader::{Field, TaskReader};
 use undying_engine::{CheckpointOptions, Continuous, checkpoint};
 
@@ -90,14 +90,24 @@ impl Drop for Subject {
     }
 }
 
-/// Repeated captures of one subject into memory.
+/// Repeated captures of one subject into a log.
 struct Captures {
     continuous: Continuous,
-    memory: Memory,
+    store: Store,
+    name: SubjectName,
+    log: LogWriter,
     sequence: u64,
 }
 
 impl Captures {
+    fn new(subject: &Subject) -> Self {
+        let continuous = Continuous::new(subject.root(), track::choose("full").unwrap().kind);
+        let store = Store::open(&subject.folder.path().join("store")).unwrap();
+        let name: SubjectName = "settings".parse().unwrap();
+        let log = store.open_log(&name, LogOptions::default()).unwrap();
+        Self { continuous, store, name, log, sequence: 0 }
+    }
+
     fn options(&mut self) -> CheckpointOptions {
         self.sequence += 1;
         CheckpointOptions { sequence: Sequence(self.sequence), ..CheckpointOptions::default() }
@@ -105,7 +115,7 @@ impl Captures {
 
     fn of_known(&mut self) -> Vec<String> {
         let options = self.options();
-        let taken = self.continuous.checkpoint(&self.memory, &options).unwrap().unwrap();
+        let taken = self.continuous.checkpoint(&self.log, &options).unwrap().unwrap();
         taken.ticket.wait().unwrap();
         self.records(options.sequence)
     }
@@ -113,13 +123,13 @@ impl Captures {
     /// Returns the records of a capture that has no cached results.
     fn of_asked(&mut self, subject: &Subject) -> Vec<String> {
         let options = self.options();
-        let epoch = self.memory.begin(options.sequence, Base::Nothing, Urgency::Precopy).unwrap().unwrap();
+        let epoch = self.log.begin(options.sequence, Base::Nothing, Urgency::Precopy).unwrap().unwrap();
         checkpoint(subject.root(), epoch, &options).unwrap();
         self.records(options.sequence)
     }
 
     fn records(&self, sequence: Sequence) -> Vec<String> {
-        let records = self.memory.image(sequence).unwrap().unwrap().take_records();
+        let records = self.store.image(&self.name, sequence).unwrap().take_records();
         let mut found = Vec::new();
         for record in records.iter() {
             if KINDS.iter().any(|kind| record.kind == format!("state/{kind}")) {
@@ -136,9 +146,7 @@ impl Captures {
 #[test]
 fn every_change_is_in_the_next_checkpoint() {
     let Some(subject) = Subject::start() else { return };
-    let continuous = Continuous::new(subject.root(), track::choose("full").unwrap().kind);
-    let memory = Memory::new(MemoryOptions::default());
-    let mut captures = Captures { continuous, memory, sequence: 0 };
+    let mut captures = Captures::new(&subject);
     let mut changes = 0;
     let mut before = captures.of_known();
     for step in 1..=STEPS {
@@ -162,9 +170,7 @@ fn a_thread_that_has_not_changed_is_not_asked() {
         return println!("unsupported: {error}");
     }
     let Some(subject) = Subject::start() else { return };
-    let continuous = Continuous::new(subject.root(), track::choose("full").unwrap().kind);
-    let memory = Memory::new(MemoryOptions::default());
-    let mut captures = Captures { continuous, memory, sequence: 0 };
+    let mut captures = Captures::new(&subject);
     (0..3).for_each(|_| drop(captures.of_known()));
     let (mut known, mut asked) = (0, 0);
     for _ in 0..CAPTURES {

@@ -9,7 +9,6 @@ mod log_compression;
 mod log_damage;
 mod log_power_cut;
 mod log_size;
-mod memory;
 mod power_cut;
 mod remote;
 mod round_trip;
