@@ -22,7 +22,6 @@ mod log_part;
 mod log_place;
 mod log_root;
 mod page_index;
-mod page_map;
 mod record;
 mod record_set;
 
@@ -36,6 +35,5 @@ pub use log_part::{LogPart, LogPartEncoder, LogRun, RecordKey};
 pub use log_place::{Blob, BlobPiece, LOG_BLOCK_BYTES, LogPlace, LogSegment};
 pub use log_root::{LogKept, LogPartRef, LogRoot};
 pub use page_index::{EXTENT_PAGES_MAX, Extent, PageIndex, SegmentId, Source, SpaceId};
-pub use page_map::{PageMap, StoredRun};
 pub use record::{Owner, Record};
 pub use record_set::RecordSet;

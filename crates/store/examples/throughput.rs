@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use image::{Owner, PageChecksum, PageIndex, PageMap, Record, RecordSet, SegmentId, SpaceId, Timings};
+use image::{Checksum, Extent, Owner, PageIndex, Record, RecordSet, SegmentId, Source, SpaceId, Timings};
 use model::{Address, ByteCount, PAGE_BYTES, PageCount, Pid, Sequence};
 use store::{CommitMeta, Directory, ImageReader, ImageWriter, PageSink, Store, WriteOptions};
 use sys::direct_io::Method;
@@ -158,32 +158,28 @@ fn small(path: &Path, options: WriteOptions) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures the most expensive index: every second page of 4 GiB, so that no two pages can be joined, added in random
-/// order.
+/// Measures the most expensive index: every second page of 4 GiB, so that no two pages can be joined.
 fn scattered() -> Outcome<()> {
     const PAGES: u64 = 1 << 19;
+    let extent = |number: u64| Extent {
+        space: SpaceId(0),
+        start: Address(2 * number * PAGE_BYTES),
+        pages: PageCount(1),
+        source: Source::Stored {
+            segment: SegmentId(0),
+            offset: ByteCount(number.wrapping_mul(0x9_e375) % PAGES * PAGE_BYTES),
+            checksum: Checksum(number as u32),
+        },
+    };
+    let index = PageIndex::from_extents((0..PAGES).map(extent).collect())?;
     let begun = Instant::now();
-    let mut map = PageMap::new();
-    for number in 0..PAGES {
-        let page = number.wrapping_mul(0x9_e375) % PAGES * 2;
-        let offset = ByteCount(number * PAGE_BYTES);
-        map.store(
-            SpaceId(0),
-            Address(page * PAGE_BYTES),
-            SegmentId(0),
-            offset,
-            &[PageChecksum(number as u32)],
-        );
-    }
-    let mapped = begun.elapsed();
-    let encoded = map.index()?.encode()?;
-    let written = begun.elapsed() - mapped;
+    let encoded = index.encode()?;
+    let written = begun.elapsed();
     let begun = Instant::now();
     let extents = PageIndex::decode(&encoded)?.extents().len();
     println!(
-        "index of {extents} extents, {} MiB: map {} ms, encode {} ms, decode {} ms",
+        "index of {extents} extents, {} MiB: encode {} ms, decode {} ms",
         encoded.len() >> 20,
-        mapped.as_millis(),
         written.as_millis(),
         begun.elapsed().as_millis()
     );

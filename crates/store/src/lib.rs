@@ -16,6 +16,7 @@ mod codec;
 mod common;
 mod copy;
 mod error;
+mod extents;
 mod known_pages;
 mod layout;
 mod load;

@@ -5,8 +5,8 @@
 //! checksum is computed from the same bytes that are stored.
 //! Does not: write pages.
 
-use image::{PageChecksum, PageMap, SegmentId, SpaceId};
-use model::{Address, ByteCount, PAGE_BYTES, PageCount};
+use image::{PageChecksum, SpaceId};
+use model::PAGE_BYTES;
 use sys::page_buffer::PageBuffer;
 
 use crate::batch::Piece;
@@ -24,57 +24,47 @@ pub(crate) struct Packed {
 
 /// Moves the non-zero pages of a buffer to its front, and lists all pages.
 pub(crate) fn pack(buffer: &mut PageBuffer, pieces: &[Piece], packed: &mut Packed) {
-    packed.pages.clear();
-    packed.stored = 0;
+    let Packed { pages, stored } = packed;
+    pages.clear();
+    *stored = pack_each(buffer, pieces, |piece, page, content, _| {
+        pages.push((piece.space, page, content.map(|(_, checksum)| checksum)));
+        content.is_some()
+    });
+}
+
+/// The bytes of a page that is not a zero page, and their checksum.
+type Content<'a> = Option<(&'a [u8; PAGE], PageChecksum)>;
+
+/// Moves the pages of a buffer that must be stored to its front, and returns their number. Calls `is_stored` with each
+/// page: its piece, its number, its content, and the number of pages at the front so far. `is_stored` reports whether the
+/// page must be stored, which is never true for a zero page.
+pub(crate) fn pack_each(
+    buffer: &mut PageBuffer,
+    pieces: &[Piece],
+    mut is_stored: impl FnMut(&Piece, u64, Content<'_>, u32) -> bool,
+) -> u32 {
+    let mut stored = 0;
     for piece in pieces {
         let first = piece.start.get() / PAGE_BYTES;
         for number in 0..piece.pages.get() {
             let from = (piece.at.get() + number) as usize * PAGE;
-            let (page, _) = buffer[from..].as_chunks::<PAGE>();
-            let checksum = if is_zero(&page[0]) { None } else { Some(PageChecksum::of(&page[0])) };
-            packed.pages.push((piece.space, first + number, checksum));
-            if checksum.is_some() {
-                let to = packed.stored as usize * PAGE;
+            let page = &buffer[from..].as_chunks::<PAGE>().0[0];
+            let content = if is_zero(page) { None } else { Some((page, PageChecksum::of(page))) };
+            if is_stored(piece, first + number, content, stored) {
+                let to = stored as usize * PAGE;
                 if to != from {
                     buffer.copy_within(from..from + PAGE, to);
                 }
-                packed.stored += 1;
+                stored += 1;
             }
         }
     }
-}
-
-/// Packs a buffer as `pack` does, and enters all pages into the page map. The stored pages follow each other at offset
-/// `end` of the segment. Returns the number of stored pages.
-pub(crate) fn pack_into(
-    map: &mut PageMap,
-    segment: SegmentId,
-    mut end: u64,
-    buffer: &mut PageBuffer,
-    pieces: &[Piece],
-) -> PageCount {
-    let mut packed = Packed::default();
-    pack(buffer, pieces, &mut packed);
-    let runs = packed.pages.chunk_by(|(space, page, checksum), (of, next, other)| {
-        (space, page + 1, checksum.is_some()) == (of, *next, other.is_some())
-    });
-    for run in runs {
-        let (space, first, _) = run[0];
-        let start = Address(first * PAGE_BYTES);
-        let checksums: Vec<PageChecksum> = run.iter().filter_map(|(.., checksum)| *checksum).collect();
-        if checksums.is_empty() {
-            map.zero(space, start, PageCount(run.len() as u64));
-        } else {
-            map.store(space, start, segment, ByteCount(end), &checksums);
-            end += checksums.len() as u64 * PAGE_BYTES;
-        }
-    }
-    PageCount(u64::from(packed.stored))
+    stored
 }
 
 /// Reports whether every byte is zero. Most non-zero pages have a non-zero byte in the first block. The check reads
 /// blocks that compile to vector instructions.
-pub(crate) fn is_zero(page: &[u8; PAGE]) -> bool {
+fn is_zero(page: &[u8; PAGE]) -> bool {
     let (blocks, _) = page.as_chunks::<128>();
     blocks.iter().all(|block| block.iter().fold(0, |any, byte| any | byte) == 0)
 }

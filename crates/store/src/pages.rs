@@ -2,19 +2,18 @@
 //! subject) fill the next buffers. If an image has only a few pages, `PagesWriter::end` writes the pages, without a
 //! thread.
 //!
-//! Owns: the decision to start the thread; the thread, and the queue of its orders (messages); the page map.
+//! Owns: the decision to start the thread; the thread, and the queue of its orders (messages); the
+//! table of the pages.
 //! Invariants: batches (filled buffers) are processed in the sequence in which the copiers sent the batches. No write
 //! is in flight after the `PagesWriter` was dropped, or after `Ending::wait` has returned.
 //! Does not: copy from a subject, or publish the image.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use image::{PageMap, SegmentId};
-use model::{Address, ByteCount, PAGE_BYTES};
+use model::{ByteCount, PAGE_BYTES};
 use sys::clock::Stopwatch;
 
 use crate::batch::{PageBatch, PageChange};
@@ -23,9 +22,10 @@ use crate::error::{Error, Result};
 use crate::known_pages::KnownPages;
 use crate::layout::WriteOptions;
 use crate::lock::locked;
+use crate::log::table::{BlockIndex, PageContent, PageTable};
 use crate::medium::{Medium, Writes};
 use crate::meta::WriteTimings;
-use crate::packer::pack_into;
+use crate::packer::pack_each;
 use crate::pool::{OnPanic, PagePool, Waits};
 use crate::segment::{EndedSegment, SegmentWriter};
 use crate::stock::BufferStock;
@@ -38,11 +38,8 @@ const ORDERS_MAX: usize = 64;
 const BUFFER_BYTES: ByteCount = ByteCount(2 << 20);
 
 /// The number of unused pages that a segment may contain at the end: a 32nd of the used pages, and 64 pages.
-const UNUSED_SHARE: u64 = 32;
-const UNUSED_PAGES: u64 = 64;
-
-/// The id of the only segment of an image.
-pub(crate) const SEGMENT: SegmentId = SegmentId(0);
+const UNUSED_SHARE: u32 = 32;
+const UNUSED_PAGES: u32 = 64;
 
 /// An order for the writing thread.
 #[derive(Debug)]
@@ -55,7 +52,8 @@ pub(crate) enum Order {
 /// the writes of an exiting thread.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    pub(crate) map: PageMap,
+    /// All pages. The number of a block is the position of the page in the segment.
+    pub(crate) pages: PageTable,
     /// The segment, not yet durable; `None` if no page was stored.
     pub(crate) segment: Option<EndedSegment>,
     /// The codec that has compressed the segment.
@@ -106,8 +104,8 @@ impl PagesWriter {
             writes: Writes::Many(buffers),
             codec,
             segment: None,
-            map: PageMap::new(),
-            known: KnownPages::default(),
+            pages: PageTable::default(),
+            known: None,
             timings: WriteTimings::default(),
         });
         Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
@@ -216,8 +214,8 @@ struct Worker {
     writes: Writes,
     codec: Option<&'static dyn Codec>,
     segment: Option<SegmentWriter>,
-    map: PageMap,
-    known: KnownPages,
+    pages: PageTable,
+    known: Option<KnownPages>,
     timings: WriteTimings,
 }
 
@@ -258,7 +256,10 @@ impl Worker {
             };
             match order {
                 Order::Change(PageChange::Pages(batch)) => self.store(batch)?,
-                Order::Change(PageChange::Discard(space, range)) => self.map.discard(space, range),
+                Order::Change(PageChange::Discard(space, range)) => {
+                    let end = range.end.get().div_ceil(PAGE_BYTES);
+                    self.pages.remove(space, range.start.get() / PAGE_BYTES..end, |_| {});
+                }
                 Order::Finish => {
                     self.flush()?;
                     return self.finish().map(Some);
@@ -290,14 +291,26 @@ impl Worker {
     fn store(&mut self, batch: PageBatch) -> Result<()> {
         let mut took = Stopwatch::start();
         let (mut buffer, pieces) = self.pool.parts_of(batch);
-        let is_shared = pieces.iter().any(|piece| piece.is_shared);
-        let end = self.segment.as_ref().map_or(0, |segment| segment.end);
-        let packed = if is_shared {
-            self.known.pack(&mut self.map, (SEGMENT, end), &mut buffer, &pieces)?
-        } else {
-            pack_into(&mut self.map, SEGMENT, end, &mut buffer, &pieces)
-        };
-        let packed = packed.bytes();
+        if self.known.is_none() && pieces.iter().any(|piece| piece.is_shared) {
+            self.known = Some(KnownPages::new()?);
+        }
+        let end = self.segment.as_ref().map_or(0, |segment| segment.end) / PAGE_BYTES;
+        if end + buffer.size().get() / PAGE_BYTES > BlockIndex::MAX.into() {
+            return Err(sys::Error::path("store more than 16 TiB in", &self.path, sys::Errno::ENOSPC).into());
+        }
+        let Self { pages, known, .. } = self;
+        let packed = pack_each(&mut buffer, &pieces, |piece, page, content, stored| {
+            let Some((bytes, checksum)) = content else {
+                pages.set(piece.space, page, PageContent::Zero);
+                return false;
+            };
+            let next = BlockIndex::new(end as u32 + stored);
+            let known = known.as_mut().filter(|_| piece.is_shared);
+            let known = known.and_then(|known| known.find(page, bytes, next));
+            pages.set(piece.space, page, PageContent::At(known.unwrap_or(next), checksum));
+            known.is_none()
+        });
+        let packed = ByteCount(u64::from(packed) * PAGE_BYTES);
         self.pool.give_pieces(pieces);
         self.timings.hash += took.lap();
         if packed == ByteCount(0) {
@@ -323,42 +336,40 @@ impl Worker {
         let Some(segment) = self.segment.as_mut().filter(|segment| segment.can_rewrite()) else {
             return Ok(());
         };
-        let (runs, all) = (self.map.stored(), segment.end / PAGE_BYTES);
+        let all = (segment.end / PAGE_BYTES) as u32;
         let mut is_used = vec![false; all as usize];
-        for run in &runs {
-            let first = (run.offset.get() / PAGE_BYTES) as usize;
-            is_used[first..first + run.checksums.len()].fill(true);
+        for (.., content) in self.pages.iter() {
+            if let PageContent::At(block, _) = content {
+                is_used[block.get() as usize] = true;
+            }
         }
-        let used = is_used.iter().filter(|is_used| **is_used).count() as u64;
+        let used = is_used.iter().filter(|is_used| **is_used).count() as u32;
         if all <= used + used / UNUSED_SHARE + UNUSED_PAGES {
             return Ok(());
         }
         let source = self.medium.open_pages(&self.path)?;
-        let free = (0..used).filter(|place| !is_used[*place as usize]);
-        let moves: Vec<(u64, u64)> = (used..all).filter(|place| is_used[*place as usize]).zip(free).collect();
-        let follow = |one: &(u64, u64), other: &(u64, u64)| (one.0 + 1, one.1 + 1) == *other;
+        let free = (0..used).filter(|block| !is_used[*block as usize]);
+        let moves: Vec<(u32, u32)> = (used..all).filter(|block| is_used[*block as usize]).zip(free).collect();
+        let bytes_of = |blocks: u32| ByteCount(u64::from(blocks) * PAGE_BYTES);
         let mut bytes = Vec::new();
         // In the order of their offsets, the kernel reads the pages ahead.
-        for group in moves.chunk_by(follow) {
+        for group in moves.chunk_by(|one, other| (one.0 + 1, one.1 + 1) == *other) {
             bytes.resize(group.len() * PAGE_BYTES as usize, 0);
-            source.read(&mut bytes, ByteCount(group[0].0 * PAGE_BYTES))?;
-            segment.rewrite(&bytes, ByteCount(group[0].1 * PAGE_BYTES))?;
+            source.read(&mut bytes, bytes_of(group[0].0))?;
+            segment.rewrite(&bytes, bytes_of(group[0].1))?;
         }
-        // Several runs can refer to one place.
-        let moves: HashMap<u64, u64> = moves.into_iter().collect();
-        for run in runs {
-            let first = run.offset.get() / PAGE_BYTES;
-            let places = (first..first + run.checksums.len() as u64)
-                .map(|place| moves.get(&place).copied().unwrap_or(place));
-            let places: Vec<(u64, u64)> = places.enumerate().map(|(page, to)| (page as u64, to)).collect();
-            for group in places.chunk_by(follow) {
-                let (page, to) = group[0];
-                let start = Address(run.start.get() + page * PAGE_BYTES);
-                let checksums = &run.checksums[page as usize..page as usize + group.len()];
-                self.map.store(run.space, start, SEGMENT, ByteCount(to * PAGE_BYTES), checksums);
-            }
+        // Several pages can be in one block.
+        let moved = |content| {
+            let PageContent::At(block, checksum) = content else { return None };
+            let found = moves.binary_search_by_key(&block.get(), |(from, _)| *from).ok()?;
+            Some(PageContent::At(BlockIndex::new(moves[found].1), checksum))
+        };
+        let all = self.pages.iter();
+        let moved: Vec<_> = all.filter_map(|(space, page, at)| Some((space, page, moved(at)?))).collect();
+        for (space, page, content) in moved {
+            self.pages.set(space, page, content);
         }
-        segment.end = used * PAGE_BYTES;
+        segment.end = bytes_of(used).get();
         Ok(())
     }
 
@@ -370,11 +381,11 @@ impl Worker {
     fn finish(mut self) -> Result<Finished> {
         while self.wait()? {}
         self.compact()?;
-        let Self { path, codec, segment, map, mut timings, .. } = self;
+        let Self { path, codec, segment, pages, mut timings, .. } = self;
         timings.compress = segment.as_ref().map(SegmentWriter::spent).unwrap_or_default();
         let ended = segment.map(SegmentWriter::into_ended).transpose();
         let segment = ended.map_err(|error| Error::encoding(&path, error))?;
-        Ok(Finished { map, segment, codec, timings })
+        Ok(Finished { pages, segment, codec, timings })
     }
 
     /// Creates the segment file. `first` is the number of bytes of stored pages in the first batch.

@@ -8,22 +8,25 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use image::{Checksum, ImageKind, Packing, RecordSet, SealedFile, SegmentFile};
-use model::ByteCount;
+use image::{Checksum, ImageKind, Packing, RecordSet, SealedFile, SegmentFile, SegmentId};
+use model::{ByteCount, PAGE_BYTES};
 use sys::clock::Stopwatch;
 
 use crate::backend::directory::Directory;
 use crate::batch::PageChange;
 use crate::error::{Error, Result};
+use crate::extents;
 use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions, parent};
 use crate::log::{LogCommitted, Ticket};
 use crate::medium::{Medium, NewFile};
 use crate::meta::{CommitMeta, WriteTimings};
-use crate::pages::{Finished, Order, PagesWriter, SEGMENT};
+use crate::pages::{Finished, Order, PagesWriter};
 use crate::pool::PagePool;
 use crate::sink::{OpenCheckpoint, PageSink};
 use crate::staging::{self, Staging};
 
+/// The id of the only segment of an image.
+const SEGMENT: SegmentId = SegmentId(0);
 const SEGMENT_FILE: &str = "pages-0.seg";
 const CHUNKS_FILE: &str = "chunks-0";
 
@@ -69,7 +72,10 @@ impl ImageWriter {
         let sealed = files.seal(RECORDS_FILE, records.encode());
         let finished = ending.wait()?;
         let (mut records_file, records) = sealed?;
-        let pages = finished.map.index().map_err(|error| Error::encoding(&files.path(INDEX_FILE), error))?;
+        let index = extents::index(&finished.pages, |block| {
+            (SEGMENT, ByteCount(u64::from(block.get()) * PAGE_BYTES))
+        });
+        let pages = index.map_err(|error| Error::encoding(&files.path(INDEX_FILE), error))?;
         let (mut index_file, index) = files.seal(INDEX_FILE, pages.encode())?;
         let (chunks_file, segment) = files.seal_chunks(&finished)?.unzip();
         let chunks_file = chunks_file.flatten();

@@ -1,15 +1,14 @@
 //! Round trips: every part of an image decodes to the encoded value.
 //!
-//! Further tests check that records are found and counted, and that later copies of a page supersede earlier copies.
+//! Further tests check that records are found and counted.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, UNIX_EPOCH};
 
 use image::{
-    Checksum, Commit, Extent, ImageKind, Owner, Packing, PageChecksum, PageIndex, PageMap, Record, RecordSet,
-    SealedFile, SegmentFile, SegmentId, Source, SpaceId, StoredRun, Timings,
+    Checksum, Commit, Extent, ImageKind, Owner, Packing, PageIndex, Record, RecordSet, SealedFile,
+    SegmentFile, SegmentId, Source, SpaceId, Timings,
 };
-use model::{Address, AddressRange, ByteCount, DescriptionId, PAGE_BYTES, PageCount, Pid, Sequence, Tid};
+use model::{Address, ByteCount, DescriptionId, PAGE_BYTES, PageCount, Pid, Sequence, Tid};
 use proptest::prelude::*;
 
 use undying_image as image;
@@ -70,13 +69,6 @@ proptest! {
         }
         prop_assert_eq!(index.pages().0, extents.iter().map(|extent| extent.pages.0).sum::<u64>());
     }
-
-    #[test]
-    fn the_last_copy_of_a_page_counts(steps in prop::collection::vec(step(), 0..60)) {
-        let mut model = Model::default();
-        steps.into_iter().for_each(|step| model.apply(step));
-        model.check()?;
-    }
 }
 
 /// Generates non-overlapping extents in two spaces.
@@ -97,98 +89,6 @@ fn extents() -> impl Strategy<Value = Vec<Extent>> {
         let extents: Vec<Extent> = parts.into_iter().map(place).collect();
         extents.into_iter().rev().collect()
     })
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    Store { space: u32, page: u64, pages: u64 },
-    Zero { space: u32, page: u64, pages: u64 },
-    Discard { space: u32, page: u64, pages: u64 },
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    (0..3u8, 0..2u32, 0..700u64, 0..400u64).prop_map(|(what, space, page, pages)| match what {
-        0 => Step::Store { space, page, pages },
-        1 => Step::Zero { space, page, pages: pages / 10 },
-        _ => Step::Discard { space, page, pages: pages / 10 },
-    })
-}
-
-/// A page map, the segment that the map refers to, and the expected content of each page.
-#[derive(Default)]
-struct Model {
-    map: PageMap,
-    segment: Vec<u8>,
-    pages: BTreeMap<(u32, u64), u8>,
-}
-
-impl Model {
-    fn apply(&mut self, step: Step) {
-        match step {
-            Step::Store { space, page, pages } => {
-                let offset = ByteCount(self.segment.len() as u64);
-                for number in 0..pages {
-                    let value = (self.segment.len() as u64 / PAGE_BYTES % 255 + 1) as u8;
-                    self.segment.resize(self.segment.len() + PAGE_BYTES as usize, value);
-                    self.pages.insert((space, page + number), value);
-                }
-                let stored = &self.segment[offset.0 as usize..];
-                let checksums: Vec<PageChecksum> =
-                    stored.as_chunks().0.iter().map(PageChecksum::of).collect();
-                self.map.store(SpaceId(space), Address(page * PAGE_BYTES), SegmentId(0), offset, &checksums);
-            }
-            Step::Zero { space, page, pages } => {
-                self.map.zero(SpaceId(space), Address(page * PAGE_BYTES), PageCount(pages));
-                self.pages.extend((page..page + pages).map(|page| ((space, page), 0)));
-            }
-            Step::Discard { space, page, pages } => {
-                let (start, end) = (Address(page * PAGE_BYTES), Address((page + pages) * PAGE_BYTES));
-                self.map.discard(SpaceId(space), AddressRange::new(start, end));
-                self.pages.retain(|key, _| key.0 != space || !(page..page + pages).contains(&key.1));
-            }
-        }
-    }
-
-    fn check(&self) -> Result<(), TestCaseError> {
-        let index = self.map.index().unwrap();
-        prop_assert_eq!(index.pages().0, self.pages.len() as u64);
-        for extent in index.extents() {
-            let stored =
-                extent.stored().map(|(_, place)| &self.segment[place.start as usize..place.end as usize]);
-            if let (Some(bytes), Source::Stored { checksum, .. }) = (stored, extent.source) {
-                prop_assert_eq!(Checksum::of(bytes), checksum, "{:?}", extent);
-            }
-            for number in 0..extent.pages.0 {
-                let found = stored.map_or(0, |bytes| bytes[(number * PAGE_BYTES) as usize]);
-                let key = (extent.space.0, extent.start.0 / PAGE_BYTES + number);
-                prop_assert_eq!(self.pages.get(&key), Some(&found), "page {:?}", key);
-            }
-        }
-        let stored = self.map.stored();
-        let page = |run: &StoredRun, page: u64| {
-            let offset = (run.offset.0 + page * PAGE_BYTES) as usize;
-            ((run.space.0, run.start.0 / PAGE_BYTES + page), self.segment[offset])
-        };
-        let found: Vec<_> = stored
-            .iter()
-            .flat_map(|run| (0..run.checksums.len() as u64).map(move |number| page(run, number)))
-            .collect();
-        let expected: Vec<_> =
-            self.pages.iter().filter(|row| *row.1 > 0).map(|(key, value)| (*key, *value)).collect();
-        prop_assert_eq!(found, expected);
-        Ok(())
-    }
-}
-
-#[test]
-fn neighbours_become_one_extent_up_to_the_limit() {
-    let mut map = PageMap::new();
-    for page in 0..600u64 {
-        let (start, offset) = (Address(page * PAGE_BYTES), ByteCount(page * PAGE_BYTES));
-        map.store(SpaceId(1), start, SegmentId(0), offset, &[PageChecksum(page as u32)]);
-    }
-    let pages: Vec<u64> = map.index().unwrap().extents().iter().map(|extent| extent.pages.0).collect();
-    assert_eq!(pages, [256, 256, 88]);
 }
 
 #[test]

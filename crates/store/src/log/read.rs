@@ -7,15 +7,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use image::{Commit, EXTENT_PAGES_MAX, Extent, LogSegment, PageChecksum, PageIndex};
-use image::{SegmentId, Source, SpaceId};
-use model::{Address, ByteCount, PAGE_BYTES, PageCount, Sequence};
+use image::{Commit, LogSegment, SegmentId};
+use model::{ByteCount, Sequence};
 use sys::{Errno, Target};
 
 use super::layout::{HEAD_BYTES, LOG_DIRECTORY};
-use super::load::{Loaded, LogFiles, Newest};
-use super::table::PageContent;
+use super::load::{LogFiles, Newest};
 use crate::error::{Error, Result};
+use crate::extents;
 use crate::layout::parent;
 use crate::medium::Medium;
 use crate::name::parse_sequence;
@@ -77,8 +76,12 @@ pub(crate) fn open(
     let opened = with_newest(medium, directory, |files, newest| {
         let Some(root) = files.root(newest, sequence)? else { return Ok(None) };
         let loaded = files.load(&root, newest.length)?;
-        let (extents, used) = extents(&loaded);
-        let index = PageIndex::from_extents(extents).map_err(|error| Error::decoding(directory, error))?;
+        let mut used: BTreeMap<LogSegment, SegmentId> = BTreeMap::new();
+        let index = extents::index(&loaded.pages, |block_index| {
+            let (place, next) = (loaded.segments.place(block_index), SegmentId(used.len() as u32));
+            (*used.entry(place.segment).or_insert(next), place.offset())
+        });
+        let index = index.map_err(|error| Error::decoding(directory, error))?;
         let mut segments = BTreeMap::new();
         let mut commit = root.commit;
         for (number, id) in used {
@@ -130,57 +133,4 @@ fn missing(error: Error, expected: ByteCount) -> Error {
         }
         error => error,
     }
-}
-
-/// Returns the pages of a checkpoint as extents, and the segments that contain these extents.
-fn extents(loaded: &Loaded) -> (Vec<Extent>, BTreeMap<LogSegment, SegmentId>) {
-    let mut used = BTreeMap::new();
-    let mut extents: Vec<Extent> = Vec::new();
-    for (space, page, content) in loaded.pages.iter() {
-        let start = Address(page * PAGE_BYTES);
-        let (source, checksum) = match content {
-            PageContent::Zero => (Source::Zero, None),
-            PageContent::At(block_index, checksum) => {
-                let place = loaded.segments.place(block_index);
-                let next = SegmentId(used.len() as u32);
-                let segment = *used.entry(place.segment).or_insert(next);
-                let joined = PageChecksum::join(image::Checksum::default(), &[checksum]);
-                (Source::Stored { segment, offset: place.offset(), checksum: joined }, Some(checksum))
-            }
-        };
-        if !extents.last_mut().is_some_and(|last| extend(last, space, start, source, checksum)) {
-            extents.push(Extent { space, start, pages: PageCount(1), source });
-        }
-    }
-    (extents, used)
-}
-
-/// Adds a page to an extent if the page follows directly in the address space and in the segment. Returns false
-/// otherwise.
-fn extend(
-    last: &mut Extent,
-    space: SpaceId,
-    start: Address,
-    source: Source,
-    page: Option<PageChecksum>,
-) -> bool {
-    if (last.space, last.range().end) != (space, start) {
-        return false;
-    }
-    match (&mut last.source, source, page) {
-        (Source::Zero, Source::Zero, _) if last.pages.get() < u64::from(u32::MAX) => {}
-        (
-            Source::Stored { segment, offset, checksum },
-            Source::Stored { segment: of, offset: at, .. },
-            Some(page),
-        ) if *segment == of
-            && offset.get() + last.pages.bytes().get() == at.get()
-            && last.pages < EXTENT_PAGES_MAX =>
-        {
-            *checksum = PageChecksum::join(*checksum, &[page]);
-        }
-        _ => return false,
-    }
-    last.pages += PageCount(1);
-    true
 }
