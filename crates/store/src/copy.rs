@@ -14,7 +14,7 @@ use rustix::io::Errno as Refused;
 use sys::Errno;
 
 use crate::error::{Error, Result, is_one_of};
-use crate::layout::{COMMIT_FILE, INDEX_FILE, RECORDS_FILE, WriteOptions, parent};
+use crate::layout::{INDEX_FILE, RECORDS_FILE, WriteOptions, parent};
 use crate::load::THREADS;
 use crate::log::LogCommitted;
 use crate::medium::Medium;
@@ -90,14 +90,11 @@ fn share(medium: &Arc<dyn Medium>, source: &Path, target: &Path) -> Result<()> {
         bytes += segment.bytes().get();
         segments.push(segment);
     }
-    let (mut records_file, records) = files.seal(RECORDS_FILE, image.records().encode())?;
-    let (mut index_file, index) = files.seal(INDEX_FILE, image.index().encode())?;
+    let (records_file, records) = files.seal(RECORDS_FILE, image.records().encode())?;
+    let (index_file, index) = files.seal(INDEX_FILE, image.index().encode())?;
     let bytes = records.length + index.length + ByteCount(bytes);
     let commit = Commit { records, index, segments, bytes, ..image.commit().clone() };
-    let (mut commit_file, _) = files.seal(COMMIT_FILE, commit.encode())?;
-    records_file.sync()?;
-    index_file.sync()?;
-    commit_file.sync()?;
+    files.commit(&commit, None, [records_file, index_file])?;
     staging.publish()
 }
 

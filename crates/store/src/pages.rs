@@ -67,7 +67,8 @@ type Outcome = Result<Option<Finished>>;
 /// Receives the pages of an image.
 #[derive(Debug)]
 pub(crate) struct PagesWriter {
-    stage: Mutex<Stage>,
+    /// `None` after the end, and after a failure to start the thread.
+    stage: Mutex<Option<Stage>>,
     pub(crate) pool: Arc<PagePool>,
 }
 
@@ -83,14 +84,6 @@ enum Stage {
         orders: SyncSender<Order>,
         handle: JoinHandle<Outcome>,
     },
-    Over,
-}
-
-/// A writer that accepts no more pages.
-#[derive(Debug)]
-pub(crate) enum Ending {
-    Done(Finished),
-    Coming { pool: Arc<PagePool>, handle: JoinHandle<Outcome> },
 }
 
 impl PagesWriter {
@@ -108,13 +101,13 @@ impl PagesWriter {
             known: None,
             timings: WriteTimings::default(),
         });
-        Self { stage: Mutex::new(Stage::Few { worker, held: None }), pool }
+        Self { stage: Mutex::new(Some(Stage::Few { worker, held: None })), pool }
     }
 
     pub(crate) fn send(&self, order: Order) -> Result<()> {
         let mut stage = locked(&self.stage);
         let order = match (&mut *stage, order) {
-            (Stage::Few { held: held @ None, .. }, Order::Change(PageChange::Pages(batch)))
+            (Some(Stage::Few { held: held @ None, .. }), Order::Change(PageChange::Pages(batch)))
                 if batch.buffer.size() < self.pool.size() =>
             {
                 *held = Some(batch);
@@ -122,30 +115,49 @@ impl PagesWriter {
             }
             // No page was received yet, so the order has no effect. The thread is not started, because the subject may
             // be stopped, and the start of a thread takes time.
-            (Stage::Few { held: None, .. }, Order::Change(PageChange::Discard(..))) => return Ok(()),
+            (Some(Stage::Few { held: None, .. }), Order::Change(PageChange::Discard(..))) => return Ok(()),
             (_, order) => order,
         };
-        let orders = stage.start(&self.pool)?;
+        let orders = self.start(&mut stage)?;
         // The lock is released before `pass`. `pass` may wait for the thread, and other copiers must not wait for the
         // lock meanwhile.
         drop(stage);
         self.pass(&orders, order)
     }
 
-    /// Ends the writer: no more pages are accepted. The received pages are written now, or by the thread until
-    /// `Ending::wait` returns.
-    pub(crate) fn end(self) -> Result<Ending> {
-        match std::mem::replace(&mut *locked(&self.stage), Stage::Over) {
-            Stage::Few { worker, held } => worker.write_few(held).map(Ending::Done),
-            Stage::Thread { orders, handle } => {
-                let ending = Ending::Coming { pool: Arc::clone(&self.pool), handle };
-                match self.pass(&orders, Order::Finish) {
-                    Ok(()) => Ok(ending),
-                    Err(error) => ending.wait().and(Err(error)),
+    /// Ends the writer, and returns when all received pages are written. Calls `meanwhile` while the thread writes the last
+    /// pages.
+    pub(crate) fn end<T>(self, meanwhile: impl FnOnce() -> T) -> Result<(Finished, T)> {
+        match locked(&self.stage).take() {
+            Some(Stage::Few { worker, held }) => Ok((worker.write_few(held)?, meanwhile())),
+            Some(Stage::Thread { orders, handle }) => {
+                let passed = self.pass(&orders, Order::Finish);
+                let made = meanwhile();
+                match handle.join() {
+                    Ok(Ok(Some(finished))) => passed.map(|()| (finished, made)),
+                    Ok(Ok(None)) => Err(failure(&self.pool)),
+                    Ok(Err(error)) => Err(error),
+                    Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
-            Stage::Over => Err(failure(&self.pool)),
+            None => Err(failure(&self.pool)),
         }
+    }
+
+    /// Returns the queue of the thread. Starts the thread if the thread does not run.
+    fn start(&self, stage: &mut Option<Stage>) -> Result<SyncSender<Order>> {
+        if let Some(Stage::Thread { orders, .. }) = stage {
+            return Ok(orders.clone());
+        }
+        let Some(Stage::Few { worker, held }) = stage.take() else { return Err(failure(&self.pool)) };
+        let (orders, receiver) = mpsc::sync_channel(ORDERS_MAX);
+        let thread = std::thread::Builder::new().name("undying-image".to_owned());
+        let handle = thread.spawn(move || worker.run(&receiver));
+        let handle = handle.map_err(|error| sys::Error::new("start a thread", error))?;
+        *stage = Some(Stage::Thread { orders: orders.clone(), handle });
+        // The new queue has space for this order.
+        held.map_or(Ok(()), |batch| self.pass(&orders, Order::Change(PageChange::Pages(batch))))?;
+        Ok(orders)
     }
 
     fn pass(&self, orders: &SyncSender<Order>, order: Order) -> Result<()> {
@@ -153,50 +165,9 @@ impl PagesWriter {
     }
 }
 
-impl Stage {
-    /// Returns the queue of the thread. Starts the thread if the thread does not run.
-    fn start(&mut self, pool: &PagePool) -> Result<SyncSender<Order>> {
-        match std::mem::replace(self, Self::Over) {
-            Self::Few { worker, held } => {
-                let (orders, receiver) = mpsc::sync_channel(ORDERS_MAX);
-                let thread = std::thread::Builder::new().name("undying-image".to_owned());
-                let handle = thread.spawn(move || worker.run(&receiver));
-                let handle = handle.map_err(|error| sys::Error::new("start a thread", error))?;
-                *self = Self::Thread { orders: orders.clone(), handle };
-                // The new queue has space for this order.
-                match held.map(|batch| orders.send(Order::Change(PageChange::Pages(batch)))) {
-                    Some(Err(_)) => Err(failure(pool)),
-                    _ => Ok(orders),
-                }
-            }
-            Self::Thread { orders, handle } => {
-                *self = Self::Thread { orders: orders.clone(), handle };
-                Ok(orders)
-            }
-            Self::Over => Err(failure(pool)),
-        }
-    }
-}
-
-impl Ending {
-    /// Waits until all pages are written.
-    pub(crate) fn wait(self) -> Result<Finished> {
-        let (pool, handle) = match self {
-            Self::Done(finished) => return Ok(finished),
-            Self::Coming { pool, handle } => (pool, handle),
-        };
-        match handle.join() {
-            Ok(Ok(Some(finished))) => Ok(finished),
-            Ok(Ok(None)) => Err(failure(&pool)),
-            Ok(Err(error)) => Err(error),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    }
-}
-
 impl Drop for PagesWriter {
     fn drop(&mut self) {
-        if let Stage::Thread { orders, handle } = std::mem::replace(&mut *locked(&self.stage), Stage::Over) {
+        if let Some(Stage::Thread { orders, handle }) = locked(&self.stage).take() {
             drop(orders);
             // The result of the thread is not needed, because the image is discarded.
             let _ = handle.join();

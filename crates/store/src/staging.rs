@@ -61,9 +61,17 @@ impl Staging {
     /// Makes the directory visible under its final name. All files must be durable.
     pub(crate) fn publish(mut self) -> Result<()> {
         use rustix::io::Errno as Taken;
-        publish(&*self.medium, &self.path, &self.target).map_err(|error| {
+        let Self { medium, path, target, .. } = &self;
+        medium.sync_directory(path)?;
+        medium.rename(path, target).map_err(|error| {
             let is_taken = is_one_of(error.errno, &[Taken::EXIST, Taken::NOTEMPTY, Taken::NOTDIR]);
-            if is_taken { Error::Exists(self.target.clone()) } else { error.into() }
+            if is_taken { Error::Exists(target.clone()) } else { error.into() }
+        })?;
+        medium.sync_directory(parent(target)).inspect_err(|_| {
+            // The sync has failed, so a power cut can still undo the rename. The caller gets an error, and the directory
+            // gets its hidden name again. If this second rename fails, the directory remains visible, and its content is
+            // complete.
+            let _ = medium.rename(target, path);
         })?;
         self.published = true;
         Ok(())
@@ -77,18 +85,6 @@ impl Drop for Staging {
             let _ = remove_tree(&*self.medium, &self.path);
         }
     }
-}
-
-/// Makes a staging directory visible under its final name. All files must be durable.
-fn publish(medium: &dyn Medium, staged: &Path, target: &Path) -> sys::Result<()> {
-    medium.sync_directory(staged)?;
-    medium.rename(staged, target)?;
-    medium.sync_directory(parent(target)).inspect_err(|_| {
-        // The sync has failed, so a power cut can still undo the rename. The caller gets an error, and the directory
-        // gets its hidden name again. If this second rename fails, the directory remains visible, and its content is
-        // complete.
-        let _ = medium.rename(target, staged);
-    })
 }
 
 /// Removes a visible directory. After a crash, the directory is either complete or not visible. Returns false if

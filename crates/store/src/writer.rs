@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use image::{Checksum, ImageKind, Packing, RecordSet, SealedFile, SegmentFile, SegmentId};
+use image::{Checksum, Commit, ImageKind, Packing, RecordSet, SealedFile, SegmentFile, SegmentId};
 use model::{ByteCount, PAGE_BYTES};
 use sys::clock::Stopwatch;
 
@@ -22,6 +22,7 @@ use crate::medium::{Medium, NewFile};
 use crate::meta::{CommitMeta, WriteTimings};
 use crate::pages::{Finished, Order, PagesWriter};
 use crate::pool::PagePool;
+use crate::segment::EndedSegment;
 use crate::sink::{OpenCheckpoint, PageSink};
 use crate::staging::{self, Staging};
 
@@ -66,34 +67,21 @@ impl ImageWriter {
     pub fn finish(self, records: &RecordSet, meta: CommitMeta) -> Result<LogCommitted> {
         let Self { pages, staging, medium } = self;
         let took = Stopwatch::start();
-        let ending = pages.end()?;
         let files = Files { medium: &*medium, directory: &staging.path };
-        // Meanwhile the last pages are being written.
-        let sealed = files.seal(RECORDS_FILE, records.encode());
-        let finished = ending.wait()?;
-        let (mut records_file, records) = sealed?;
+        let (finished, sealed) = pages.end(|| files.seal(RECORDS_FILE, records.encode()))?;
+        let (records_file, records) = sealed?;
         let index = extents::index(&finished.pages, |block| {
             (SEGMENT, ByteCount(u64::from(block.get()) * PAGE_BYTES))
         });
         let pages = index.map_err(|error| Error::encoding(&files.path(INDEX_FILE), error))?;
-        let (mut index_file, index) = files.seal(INDEX_FILE, pages.encode())?;
+        let (index_file, index) = files.seal(INDEX_FILE, pages.encode())?;
         let (chunks_file, segment) = files.seal_chunks(&finished)?.unzip();
         let chunks_file = chunks_file.flatten();
         let bytes = records.length + index.length + segment.as_ref().map_or(ByteCount(0), SegmentFile::bytes);
         let segments = segment.into_iter().collect();
         let commit = meta.record(ImageKind::Full, pages.pages(), bytes, records, index, segments);
-        let (mut commit_file, _) = files.seal(COMMIT_FILE, commit.encode())?;
-        // All syncs follow the last write, because the first sync then also writes most data of the other files. The
-        // order of the syncs does not matter, because the directory gets its final name later.
-        if let Some(segment) = finished.segment {
-            segment.sink.finish(segment.length)?;
-        }
-        records_file.sync()?;
-        index_file.sync()?;
-        if let Some(mut chunks_file) = chunks_file {
-            chunks_file.sync()?;
-        }
-        commit_file.sync()?;
+        let written = [records_file, index_file].into_iter().chain(chunks_file);
+        files.commit(&commit, finished.segment, written)?;
         staging.publish()?;
         let timings = WriteTimings { commit: took.elapsed(), ..finished.timings };
         Ok(LogCommitted::alone(commit, timings))
@@ -143,6 +131,23 @@ impl Files<'_> {
         file.start_sync()?;
         let (length, checksum) = (ByteCount(bytes.len() as u64), Checksum::of(&bytes));
         Ok((file, SealedFile { name: name.to_owned(), length, checksum }))
+    }
+
+    /// Writes the commit record, and makes the segment, the files `written` and the commit record durable.
+    pub(crate) fn commit(
+        &self,
+        commit: &Commit,
+        segment: Option<EndedSegment>,
+        written: impl IntoIterator<Item = Box<dyn NewFile>>,
+    ) -> Result<()> {
+        let (commit_file, _) = self.seal(COMMIT_FILE, commit.encode())?;
+        // All syncs follow the last write, because the first sync then also writes most data of the other files. The
+        // order of the syncs does not matter, because the directory gets its final name later.
+        segment.map_or(Ok(()), |segment| segment.sink.finish(segment.length))?;
+        for mut file in written.into_iter().chain([commit_file]) {
+            file.sync()?;
+        }
+        Ok(())
     }
 
     /// Writes the chunk table if the segment is compressed. Returns the table file and the segment's entry for the
