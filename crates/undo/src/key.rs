@@ -2,7 +2,8 @@
 //!
 //! The undo log records attributes of files, and a rollback to a checkpoint sets these attributes again.
 //!
-//! Owns: keys and attributes of inodes, and the functions that read a key or attributes.
+//! Owns: keys and attributes of inodes, and the functions that read a key or attributes. The tags of times and attributes
+//! are those of the undo log, and never change.
 //! Invariants: a key identifies one inode for ever, because the file handle contains the generation of the inode
 //! number.
 //! Does not: open files.
@@ -12,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use prost::Message;
 use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
 use rustix::io::Errno;
 use sys::Error;
@@ -37,11 +39,13 @@ pub struct FileKey {
 }
 
 /// A file time: seconds and nanoseconds since 1970.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Message)]
 pub struct Time {
     /// Seconds since 1970.
+    #[prost(sint64, tag = "1")]
     pub s: i64,
     /// Nanoseconds, below 1,000,000,000.
+    #[prost(uint32, tag = "2")]
     pub ns: u32,
 }
 
@@ -52,31 +56,52 @@ impl From<SystemTime> for Time {
     }
 }
 
+/// An extended attribute.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Message)]
+pub struct Extended {
+    /// The name, with its namespace.
+    #[prost(bytes = "vec", tag = "1")]
+    pub name: Vec<u8>,
+    /// The value.
+    #[prost(bytes = "vec", tag = "2")]
+    pub value: Vec<u8>,
+}
+
 /// Attributes of an inode at one moment.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Message)]
 pub struct Attributes {
     /// File type and permissions (`st_mode`).
+    #[prost(uint32, tag = "1")]
     pub mode: u32,
     /// User id of the owner (`st_uid`).
+    #[prost(uint32, tag = "2")]
     pub owner: u32,
     /// Group id (`st_gid`).
+    #[prost(uint32, tag = "3")]
     pub group: u32,
     /// Device number of a device file (`st_rdev`).
+    #[prost(uint64, tag = "4")]
     pub rdev: u64,
     /// Length in bytes.
+    #[prost(uint64, tag = "5")]
     pub size: u64,
     /// Access time (`st_atime`).
+    #[prost(message, required, tag = "6")]
     pub accessed: Time,
     /// Modification time (`st_mtime`).
+    #[prost(message, required, tag = "7")]
     pub modified: Time,
+    /// Target of a symbolic link; empty for other file types.
+    #[prost(bytes = "vec", tag = "8")]
+    pub link: Vec<u8>,
+    /// The extended attributes that a rollback can set: `user.*`, `trusted.*`, `security.capability`,
+    /// `system.posix_acl_*`.
+    #[prost(message, repeated, tag = "9")]
+    pub extended: Vec<Extended>,
     /// Time at which the inode was created (`stx_btime`). `None` if the file system does not know it, and for files with
     /// several names.
+    #[prost(message, optional, tag = "10")]
     pub born: Option<Time>,
-    /// Target of a symbolic link; empty for other file types.
-    pub link: Vec<u8>,
-    /// Names and values of the extended attributes that a rollback can set: `user.*`, `trusted.*`,
-    /// `security.capability`, `system.posix_acl_*`.
-    pub extended: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl FileKey {
@@ -125,9 +150,7 @@ impl Attributes {
             size: stat.st_size as u64,
             accessed: Time { s: stat.st_atime, ns: stat.st_atime_nsec as u32 },
             modified: Time { s: stat.st_mtime, ns: stat.st_mtime_nsec as u32 },
-            born: None,
-            link: Vec::new(),
-            extended: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -145,7 +168,7 @@ fn born(file: impl AsFd) -> Option<Time> {
 }
 
 /// Returns the extended attributes that a rollback can set, sorted by name.
-pub(crate) fn extended(file: impl AsFd) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+pub(crate) fn extended(file: impl AsFd) -> Result<Vec<Extended>> {
     // fgetxattr(2) fails on a descriptor with O_PATH. The path in /proc works.
     let link = format!("/proc/thread-self/fd/{}", file.as_fd().as_raw_fd());
     // Try a small buffer first: most files have no extended attributes, and a call of the subject often waits for the
@@ -165,7 +188,7 @@ pub(crate) fn extended(file: impl AsFd) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let length = rustix::fs::getxattr(&link, OsStr::from_bytes(name), &mut value[..])
             .map_err(|errno| Error::new("read an extended attribute", errno))?;
         value.truncate(length);
-        extended.push((name.to_vec(), value));
+        extended.push(Extended { name: name.to_vec(), value });
     }
     extended.sort_unstable();
     Ok(extended)

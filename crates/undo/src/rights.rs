@@ -10,6 +10,7 @@
 
 use std::ops::{BitOr, BitOrAssign};
 
+use prost::Message;
 use sys::file_rights::{self, FileRights};
 
 /// The rights of a thread of the subject.
@@ -21,11 +22,14 @@ pub(crate) struct Rights {
     pub(crate) namespace: Option<Namespace>,
 }
 
-/// The ids that a user namespace contains, as ranges: the first id and the number of ids.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+/// The ids that a user namespace contains, as ranges. Each range is two numbers: the first id and the number of ids. The
+/// tags are those of the undo log.
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
 pub(crate) struct Namespace {
-    pub(crate) users: Vec<(u32, u32)>,
-    pub(crate) groups: Vec<(u32, u32)>,
+    #[prost(uint32, repeated, tag = "1")]
+    pub(crate) users: Vec<u32>,
+    #[prost(uint32, repeated, tag = "2")]
+    pub(crate) groups: Vec<u32>,
 }
 
 /// Owner and group of a file.
@@ -52,8 +56,8 @@ impl Rights {
     /// Reports whether a capability applies to a file. A capability applies only to files whose owner and group are in
     /// the user namespace of the thread (capable_wrt_inode_uidgid() in the kernel).
     pub(crate) fn has(&self, capability: u64, owner: Owner) -> bool {
-        let contains = |ranges: &[(u32, u32)], id: u32| {
-            ranges.iter().any(|(first, count)| id >= *first && id - *first < *count)
+        let contains = |ranges: &[u32], id: u32| {
+            ranges.chunks_exact(2).any(|range| id >= range[0] && id - range[0] < range[1])
         };
         let is_in_namespace = self.namespace.as_ref().is_none_or(|namespace| {
             contains(&namespace.users, owner.user) && contains(&namespace.groups, owner.group)
@@ -224,7 +228,7 @@ mod tests {
 
     #[test]
     fn capabilities_of_a_user_namespace_apply_to_its_own_files() {
-        let namespace = Namespace { users: vec![(1000, 1), (5000, 10)], groups: vec![(1000, 1)] };
+        let namespace = Namespace { users: vec![1000, 1, 5000, 10], groups: vec![1000, 1] };
         let inside = rights(1000, file_rights::FOWNER, Some(namespace));
         assert!(inside.owns(Owner { user: 5009, group: 1000 }));
         assert!(!inside.owns(Owner { user: 5010, group: 1000 }));

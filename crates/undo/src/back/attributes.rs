@@ -9,7 +9,7 @@
 
 use super::files::{FileSystem, Status};
 use crate::error::Result;
-use crate::key::Attributes;
+use crate::key::{Attributes, Extended};
 use crate::log::target::TargetInode;
 use crate::rights::Aspects;
 
@@ -51,7 +51,7 @@ pub(crate) fn differing_names<'a>(
     other: &'a Attributes,
 ) -> impl Iterator<Item = &'a [u8]> {
     let missing = |of: &'a Attributes, from: &'a Attributes| {
-        of.extended.iter().filter(|pair| !from.extended.contains(pair)).map(|(name, _)| name.as_slice())
+        of.extended.iter().filter(|one| !from.extended.contains(one)).map(|one| one.name.as_slice())
     };
     missing(one, other).chain(missing(other, one))
 }
@@ -67,8 +67,8 @@ fn merged(inode: &TargetInode, present: &Attributes, aspects: Aspects) -> Attrib
     if aspects.contains(Aspects::RIGHTS) {
         (wanted.mode, wanted.owner, wanted.group) = (recorded.mode, recorded.owner, recorded.group);
     }
-    let is_taken = |(name, _): &&(Vec<u8>, Vec<u8>)| aspects.contains(Aspects::of_extended(name));
-    let others = present.extended.iter().filter(|pair| !is_taken(pair));
+    let is_taken = |one: &&Extended| aspects.contains(Aspects::of_extended(&one.name));
+    let others = present.extended.iter().filter(|one| !is_taken(one));
     wanted.extended = recorded.extended.iter().filter(is_taken).chain(others).cloned().collect();
     wanted.extended.sort_unstable();
     wanted

@@ -29,7 +29,7 @@ use super::aside;
 use super::files::{Entry, FileSystem, Passed, Status, Work};
 use super::update::update;
 use crate::error::{Result, UndoError};
-use crate::key::{self, Attributes, FileKey, TMPFS, Time};
+use crate::key::{self, Attributes, Extended, FileKey, TMPFS, Time};
 use crate::log::keep::{self, KeepPlace, KeepPlaces};
 use crate::rights::Rights;
 
@@ -134,7 +134,7 @@ impl FileSystem for DiskFiles {
         Ok(Status { key, attributes: Attributes::of(&stat), links: stat.st_nlink, changed })
     }
 
-    fn extended(&self, node: &Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    fn extended(&self, node: &Node) -> Result<Vec<Extended>> {
         key::extended(node)
     }
 
@@ -324,10 +324,11 @@ impl FileSystem for DiskFiles {
         }
         let link = link_of(node);
         let present = self.extended(node)?;
-        for (name, _) in present.iter().filter(|(name, _)| !has(&attributes.extended, name)) {
+        let is_wanted = |one: &&Extended| attributes.extended.iter().any(|wanted| wanted.name == one.name);
+        for Extended { name, .. } in present.iter().filter(|one| !is_wanted(one)) {
             rustix::fs::removexattr(&link, OsStr::from_bytes(name)).map_err(unset("extended attributes"))?;
         }
-        for (name, value) in attributes.extended.iter().filter(|pair| !present.contains(pair)) {
+        for Extended { name, value } in attributes.extended.iter().filter(|one| !present.contains(one)) {
             rustix::fs::setxattr(&link, OsStr::from_bytes(name), value, XattrFlags::empty())
                 .map_err(unset("extended attributes"))?;
         }
@@ -403,10 +404,6 @@ fn stat(node: impl AsFd) -> Result<rustix::fs::Stat> {
 /// Returns a path that leads to the inode of a descriptor. The descriptor may be open with O_PATH.
 fn link_of(node: &Node) -> String {
     format!("/proc/thread-self/fd/{}", node.as_raw_fd())
-}
-
-fn has(extended: &[(Vec<u8>, Vec<u8>)], name: &[u8]) -> bool {
-    extended.iter().any(|(other, _)| other == name)
 }
 
 /// Copies the ranges of a file that contain data.

@@ -11,7 +11,7 @@ use std::path::Path;
 use sys::file_rights::Access;
 
 use crate::error::Result;
-use crate::key::{Attributes, FileKey, Time};
+use crate::key::{Attributes, Extended, FileKey, Time};
 use crate::rights::Rights;
 
 /// The present status of an inode.
@@ -73,7 +73,7 @@ pub(crate) trait FileSystem {
     fn find(&self, key: &FileKey, path: &Path) -> Result<Option<Self::Node>>;
     fn status(&self, node: &Self::Node) -> Result<Status>;
     /// Returns the extended attributes that a rollback can set, sorted by name.
-    fn extended(&self, node: &Self::Node) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
+    fn extended(&self, node: &Self::Node) -> Result<Vec<Extended>>;
     /// Reports whether a program with these rights may access an inode.
     fn permits(&self, node: &Self::Node, rights: &Rights, access: Access) -> Result<bool>;
     /// Reports whether an inode is immutable or append-only, so that no program can set it back (chattr(1)).

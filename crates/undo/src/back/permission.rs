@@ -17,7 +17,7 @@ use super::attributes::{attributes_to_set, differing, differing_names};
 use super::files::{FileSystem, Status};
 use super::survey::{Survey, WrongName, has_other_content};
 use crate::error::Result;
-use crate::key::{Attributes, FileKey};
+use crate::key::{Attributes, Extended, FileKey};
 use crate::log::target::{Target, TargetInode};
 use crate::rights::{Aspects, Owner, Rights};
 
@@ -242,7 +242,7 @@ fn may_make(rights: &Rights, wanted: &Attributes) -> bool {
     (to == own || rights.could_give(own, to))
         && (!is_device || rights.has_everywhere(file_rights::MKNOD))
         && rights.may_set_ids(wanted.mode, to)
-        && wanted.extended.iter().all(|(name, _)| {
+        && wanted.extended.iter().all(|Extended { name, .. }| {
             Aspects::of_extended(name) != Aspects::PRIVILEGED || rights.may_set_privileged(name, to)
         })
 }

@@ -145,7 +145,7 @@ impl Rollback {
         let epoch = &self.log.epochs[self.first];
         let ordinal = self.log.epochs.last().map_or(1, |newest| newest.ordinal + 1);
         let sequences = epoch.sequences.iter().map(|sequence| sequence.get()).collect();
-        let time = Some(storage.now().into());
+        let time = Some(storage.now());
         let header = Header { boot: self.boot.clone(), ordinal, after: epoch.after, sequences, time };
         let mut bytes = frame::encode(&header, &[]);
         // Records of epochs before the checkpoint can name inodes that were removed and that this rollback, or an

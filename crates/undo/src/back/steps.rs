@@ -157,7 +157,7 @@ impl<'a, Files: FileSystem> Steps<'a, Files> {
     ) -> Result<()> {
         let number = self.next_number(&work.aside, &work.path)?;
         let bytes = if now.is_file() { now.attributes.size } else { 0 };
-        let time = self.attempt.time.into();
+        let time = self.attempt.time;
         let home = Some((&self.files.status(directory)?.key).into());
         let aside = record::Aside { number, path: record::bytes_of(path), bytes, time, directory: home };
         let frame = frame::encode(&aside, &[]);

@@ -25,7 +25,7 @@ impl UndoLog {
             bytes: *bytes,
         };
         let lengths = shared.iter().map(length).collect();
-        self.append(&record::Ended { time: time.into(), lengths }, &[])?;
+        self.append(&record::Ended { time, lengths }, &[])?;
         self.end = End::At(time);
         Ok(())
     }

@@ -99,7 +99,7 @@ pub(crate) fn read(storage: &dyn Storage, log: &ReadLog) -> Result<Option<Begun>
                 begun.touched.extend(touching.keys.into_iter().map(FileKey::from));
             }
             (AnyRecord::Left(left), Some(begun)) => {
-                begun.left.insert(left.key.into(), left.attributes.into());
+                begun.left.insert(left.key.into(), left.attributes);
             }
             (AnyRecord::Alias(alias), Some(begun)) => {
                 let new = FileKey::from(alias.new);
@@ -183,7 +183,7 @@ impl Journal {
 
     /// Records the state in which a failed attempt has left an inode.
     pub(crate) fn left(&mut self, key: &FileKey, attributes: &Attributes) -> Result<()> {
-        self.append(&Left { key: key.into(), attributes: attributes.into() })
+        self.append(&Left { key: key.into(), attributes: attributes.clone() })
     }
 
     pub(crate) fn sync(&self) -> Result<()> {

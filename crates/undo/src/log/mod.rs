@@ -17,7 +17,6 @@ mod join;
 mod joint;
 pub(crate) mod journal;
 pub mod keep;
-mod namespace;
 mod opened_file;
 mod pause;
 pub(crate) mod reader;
@@ -347,7 +346,7 @@ impl UndoLog {
             ordinal,
             after,
             sequences: vec![sequence.get()],
-            time: Some(self.storage.now().into()),
+            time: Some(self.storage.now()),
         };
         let frame = frame::encode(&header, &[]);
         self.file.write(0, [&frame, &[]])?;

@@ -149,7 +149,7 @@ impl ReadEpoch {
     /// Returns what the last record of this epoch states about the end of the subject.
     pub(super) fn end(&self) -> End {
         match self.records.last().map(|entry| &entry.record) {
-            Some(AnyRecord::Ended(ended)) => End::At(ended.time.into()),
+            Some(AnyRecord::Ended(ended)) => End::At(ended.time),
             Some(AnyRecord::Idle(_)) => End::Idle,
             _ => End::Unknown,
         }
@@ -272,7 +272,6 @@ pub(super) fn read_epoch(
         Frame::Whole(Entry { record: AnyRecord::Header(header), .. }, end) if header.ordinal == ordinal => {
             let Header { boot, after, sequences, time, .. } = header;
             let sequences = sequences.into_iter().map(Sequence).collect();
-            let time = time.map(Into::into);
             epoch = ReadEpoch { boot, after, sequences, time, length: end, ..epoch };
         }
         Frame::Bad(why) => epoch.broken = Some(why),

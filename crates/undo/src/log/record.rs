@@ -15,7 +15,8 @@ use std::path::Path;
 
 use prost::Message;
 
-use super::namespace::NamespaceMessage;
+use crate::key::{Attributes, Time};
+use crate::rights::Namespace;
 
 /// The version of all kinds of records in this release.
 const VERSION: u32 = 1;
@@ -97,7 +98,7 @@ kinds! {
         sequences: Vec<u64>,
         /// The time at which the epoch began. All inodes that existed then have an earlier time of birth.
         #[prost(message, optional, tag = "5")]
-        time: Option<TimeMessage>,
+        time: Option<Time>,
     }
     /// A checkpoint that belongs to the epoch, in addition to the checkpoints in the header. No file has changed
     /// between the beginning of the epoch and this record.
@@ -118,7 +119,7 @@ kinds! {
         #[prost(message, required, tag = "2")]
         key: KeyMessage,
         #[prost(message, required, tag = "3")]
-        attributes: AttributesMessage,
+        attributes: Attributes,
         #[prost(bytes = "vec", tag = "4")]
         path: Vec<u8>,
     }
@@ -129,7 +130,7 @@ kinds! {
         #[prost(message, required, tag = "2")]
         key: KeyMessage,
         #[prost(message, required, tag = "3")]
-        attributes: AttributesMessage,
+        attributes: Attributes,
         #[prost(bytes = "vec", tag = "4")]
         path: Vec<u8>,
         /// The aspects that the recorded call changes. A record without this field allows every change.
@@ -140,7 +141,7 @@ kinds! {
         rights: u32,
         /// The status change time (`st_ctime`). Recorded only if a later change must set another time.
         #[prost(message, optional, tag = "7")]
-        changed: Option<TimeMessage>,
+        changed: Option<Time>,
     }
     /// A name, and the inode to which the name led when the epoch began. Without `before`, the name did not exist.
     Name "name" {
@@ -168,7 +169,7 @@ kinds! {
         effective: u64,
         /// The ids in the user namespace of the thread, if this is not the user namespace of this program.
         #[prost(message, optional, tag = "6")]
-        namespace: Option<NamespaceMessage>,
+        namespace: Option<Namespace>,
     }
     /// A further change of a recorded inode: other aspects, or other rights.
     Touched "touched" {
@@ -180,7 +181,7 @@ kinds! {
         rights: u32,
         /// The attributes before this change.
         #[prost(message, required, tag = "4")]
-        attributes: AttributesMessage,
+        attributes: Attributes,
     }
     /// The content of a range of a file when the epoch began. The data of the frame is the content.
     Range "range" {
@@ -238,7 +239,7 @@ kinds! {
     /// The time at which the subject ended. Cancelled by the next record.
     Ended "ended" {
         #[prost(message, required, tag = "1")]
-        time: TimeMessage,
+        time: Time,
         /// The lengths of the files that the subject shared with its guardian.
         #[prost(message, repeated, tag = "2")]
         lengths: Vec<LengthMessage>,
@@ -288,7 +289,7 @@ kinds! {
         #[prost(message, required, tag = "1")]
         key: KeyMessage,
         #[prost(message, required, tag = "2")]
-        attributes: AttributesMessage,
+        attributes: Attributes,
     }
     /// A file or directory that a rollback moves aside, because the subject has created the file or directory.
     Aside "aside" {
@@ -299,7 +300,7 @@ kinds! {
         #[prost(uint64, tag = "3")]
         bytes: u64,
         #[prost(message, required, tag = "4")]
-        time: TimeMessage,
+        time: Time,
         /// The directory of the path.
         #[prost(message, optional, tag = "5")]
         directory: Option<KeyMessage>,
@@ -335,15 +336,6 @@ pub(crate) struct KeyMessage {
     pub(crate) handle: Vec<u8>,
 }
 
-/// The encoding of [`crate::key::Time`] in the log.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub(crate) struct TimeMessage {
-    #[prost(sint64, tag = "1")]
-    pub(crate) s: i64,
-    #[prost(uint32, tag = "2")]
-    pub(crate) ns: u32,
-}
-
 /// The length of a file, with its device and inode number.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct LengthMessage {
@@ -353,40 +345,6 @@ pub(crate) struct LengthMessage {
     pub(crate) inode: u64,
     #[prost(uint64, tag = "3")]
     pub(crate) bytes: u64,
-}
-
-/// The encoding of an extended attribute in the log.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct ExtendedMessage {
-    #[prost(bytes = "vec", tag = "1")]
-    name: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    value: Vec<u8>,
-}
-
-/// The encoding of [`crate::key::Attributes`] in the log.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct AttributesMessage {
-    #[prost(uint32, tag = "1")]
-    mode: u32,
-    #[prost(uint32, tag = "2")]
-    owner: u32,
-    #[prost(uint32, tag = "3")]
-    group: u32,
-    #[prost(uint64, tag = "4")]
-    rdev: u64,
-    #[prost(uint64, tag = "5")]
-    size: u64,
-    #[prost(message, required, tag = "6")]
-    accessed: TimeMessage,
-    #[prost(message, required, tag = "7")]
-    modified: TimeMessage,
-    #[prost(bytes = "vec", tag = "8")]
-    link: Vec<u8>,
-    #[prost(message, repeated, tag = "9")]
-    extended: Vec<ExtendedMessage>,
-    #[prost(message, optional, tag = "10")]
-    pub(crate) born: Option<TimeMessage>,
 }
 
 /// Converts bytes of a record to a path.

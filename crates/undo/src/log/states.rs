@@ -21,7 +21,7 @@ impl UndoLog {
     /// Records a directory, before the first change of a name in this directory. `path` is only for messages.
     pub fn directory(&mut self, key: &FileKey, attributes: &Attributes, path: &Path) -> Result<DirectoryId> {
         let (id, path) = (self.ids.directories, record::bytes_of(path));
-        self.state(&record::Directory { id, key: key.into(), attributes: attributes.into(), path }, &[])?;
+        self.state(&record::Directory { id, key: key.into(), attributes: attributes.clone(), path }, &[])?;
         self.ids.directories += 1;
         Ok(DirectoryId(id))
     }
@@ -38,7 +38,7 @@ impl UndoLog {
     ) -> Result<InodeId> {
         let (id, path) = (self.ids.inodes, record::bytes_of(path));
         let (aspects, rights) = (Some(touch.aspects.0), touch.rights.0);
-        let (key, attributes, changed) = (key.into(), attributes.into(), changed.map(Into::into));
+        let (key, attributes) = (key.into(), attributes.clone());
         self.state(&record::Inode { id, key, attributes, path, aspects, rights, changed }, &[])?;
         self.ids.inodes += 1;
         Ok(InodeId(id))
@@ -47,7 +47,7 @@ impl UndoLog {
     /// Records a further change of an inode, before the change: other aspects, or other rights.
     pub(crate) fn touched(&mut self, inode: InodeId, touch: Touch, attributes: &Attributes) -> Result<()> {
         let (aspects, rights) = (touch.aspects.0, touch.rights.0);
-        let attributes = attributes.into();
+        let attributes = attributes.clone();
         self.state(&record::Touched { inode: inode.0, aspects, rights, attributes }, &[])
     }
 

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use super::reader::{self, ReadEpoch};
 use super::record::{self, AnyRecord, KeyMessage};
-use crate::key::{Attributes, FileKey, Time};
+use crate::key::{Attributes, Extended, FileKey, Time};
 use crate::rights::{Aspects, Rights, RightsId, Touch};
 
 /// Maximum length of a chain of aliases. Each rollback that creates an inode again adds one alias. A longer chain must
@@ -125,9 +125,9 @@ impl TargetInode {
         if aspects.contains(Aspects::RIGHTS) {
             (own.mode, own.owner, own.group) = (before.mode, before.owner, before.group);
         }
-        let is_taken = |(name, _): &(Vec<u8>, Vec<u8>)| aspects.contains(Aspects::of_extended(name));
-        own.extended.retain(|pair| !is_taken(pair));
-        own.extended.extend(before.extended.iter().filter(|pair| is_taken(pair)).cloned());
+        let is_taken = |one: &Extended| aspects.contains(Aspects::of_extended(&one.name));
+        own.extended.retain(|one| !is_taken(one));
+        own.extended.extend(before.extended.iter().filter(|one| is_taken(one)).cloned());
     }
 }
 
@@ -286,20 +286,19 @@ impl Target {
     ) -> Result<(), Malformed> {
         match &entry.record {
             AnyRecord::Directory(directory) => {
-                let (attributes, path) = (directory.attributes.clone().into(), &directory.path);
-                let index = self.inode(&directory.key, attributes, path, None, aliases);
+                let before = &directory.attributes;
+                let index = self.inode(&directory.key, before, &directory.path, None, aliases);
                 // A change of a name in a directory sets the modification time of the directory.
                 let touch = Touch { aspects: Aspects::TIMES, rights: RightsId::OWN };
-                self.inodes[index].touch(touch, None, &directory.attributes.clone().into());
+                self.inodes[index].touch(touch, None, before);
                 ids.directories.insert(directory.id, index);
             }
             AnyRecord::Inode(inode) => {
-                let before: Attributes = inode.attributes.clone().into();
-                let changed = inode.changed.map(Into::into);
-                let index = self.inode(&inode.key, before.clone(), &inode.path, changed, aliases);
+                let before = &inode.attributes;
+                let index = self.inode(&inode.key, before, &inode.path, inode.changed, aliases);
                 let aspects = inode.aspects.map_or(Aspects::ALL, Aspects);
                 let touch = Touch { aspects, rights: RightsId(inode.rights) };
-                self.inodes[index].touch(touch, ids.rights(inode.rights)?, &before);
+                self.inodes[index].touch(touch, ids.rights(inode.rights)?, before);
                 ids.inodes.insert(inode.id, index);
             }
             AnyRecord::Rights(rights) => {
@@ -309,7 +308,7 @@ impl Target {
                 let index = ids.inode(touched.inode)?;
                 let touch = Touch { aspects: Aspects(touched.aspects), rights: RightsId(touched.rights) };
                 let rights = ids.rights(touched.rights)?;
-                self.inodes[index].touch(touch, rights, &touched.attributes.clone().into());
+                self.inodes[index].touch(touch, rights, &touched.attributes);
             }
             AnyRecord::Name(name) => self.name(name, ids)?,
             AnyRecord::Range(range) => {
@@ -347,7 +346,7 @@ impl Target {
     fn inode(
         &mut self,
         key: &KeyMessage,
-        attributes: Attributes,
+        attributes: &Attributes,
         path: &[u8],
         changed: Option<Time>,
         aliases: &Aliases,
@@ -356,6 +355,7 @@ impl Target {
         *self.indices.entry(key.clone()).or_insert_with(|| {
             let path = Path::new(record::path_of(path)).to_path_buf();
             let (content, touched) = (Vec::new(), Vec::new());
+            let attributes = attributes.clone();
             self.inodes.push(TargetInode {
                 key,
                 attributes,

@@ -131,16 +131,16 @@ fn namespace_of(process: &str) -> Result<(u64, u64)> {
 
 /// Reads the ids that the user namespace of a thread contains, as ids of the user namespace of this program.
 fn ids_of(thread: Tid) -> Result<Namespace> {
-    let read = |name: &str| -> Result<Vec<(u32, u32)>> {
+    let read = |name: &str| -> Result<Vec<u32>> {
         let path = format!("/proc/{thread}/{name}");
         let text = fs::read_to_string(&path).map_err(|error| sys::Error::path("read", &path, error))?;
-        Ok(text.lines().filter_map(range_of).collect())
+        Ok(text.lines().filter_map(range_of).flatten().collect())
     };
     Ok(Namespace { users: read("uid_map")?, groups: read("gid_map")? })
 }
 
 /// Parses a line of `uid_map`: the first id inside, the first id outside, and the number of ids.
-fn range_of(line: &str) -> Option<(u32, u32)> {
+fn range_of(line: &str) -> Option<[u32; 2]> {
     let mut fields = line.split_whitespace().skip(1).map(str::parse);
-    Some((fields.next()?.ok()?, fields.next()?.ok()?))
+    Some([fields.next()?.ok()?, fields.next()?.ok()?])
 }

@@ -28,8 +28,6 @@ pub(crate) const TRANSIT: u64 = 5;
 pub(crate) const ASIDE: u64 = 6;
 const FIRST_FREE: u64 = 7;
 
-pub(crate) type Extended = Vec<(Vec<u8>, Vec<u8>)>;
-
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Inode {
     pub(crate) attributes: Attributes,

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FileType;
 use sys::file_rights::Access;
 
-use super::disk::{ASIDE, DEVICE, Disk, Extended, KEPT, NEW, ROOT, TRANSIT, kept_name, key_of, parent_of};
+use super::disk::{ASIDE, DEVICE, Disk, KEPT, NEW, ROOT, TRANSIT, kept_name, key_of, parent_of};
 use crate::back::files::{Entry, FileSystem, Passed, Status, Work};
 use crate::error::Result;
-use crate::key::{Attributes, FileKey};
+use crate::key::{Attributes, Extended, FileKey};
 use crate::rights::Rights;
 
 /// The files of a simulated disk.
@@ -34,7 +34,7 @@ impl FileSystem for Files {
         Ok(Status { key: key_of(*node), attributes, links: inode.links, changed: inode.changed })
     }
 
-    fn extended(&self, node: &u64) -> Result<Extended> {
+    fn extended(&self, node: &u64) -> Result<Vec<Extended>> {
         Ok(self.disk.inode(*node).unwrap().attributes.extended)
     }
 

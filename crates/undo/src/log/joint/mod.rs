@@ -140,7 +140,7 @@ impl Joint {
             ordinal: self.ordinals.last().copied().unwrap_or_default(),
             after: first.after,
             sequences: self.sequences.iter().map(|sequence| sequence.get()).collect(),
-            time: first.time.map(Into::into),
+            time: first.time,
         }
     }
 }

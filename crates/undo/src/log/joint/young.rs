@@ -53,7 +53,7 @@ impl Young {
                 _ => continue,
             };
             let key = FileKey::from(key.clone());
-            let is_young = attributes.born.is_some_and(|born| Time::from(born) > begun);
+            let is_young = attributes.born.is_some_and(|born| born > begun);
             *self.found.entry(key.clone()).or_insert(true) &= is_young;
             ids.insert(id, key);
         }
