@@ -278,6 +278,11 @@ impl Error {
         )
     }
 
+    /// Returns the error of work whose thread has panicked.
+    pub(crate) fn panicked() -> Self {
+        sys::Error::new("continue after a panic", Errno::SHORT).into()
+    }
+
     /// Returns the error for a part of an image that could not be decoded.
     pub(crate) fn decoding(path: &Path, source: image::Error) -> Self {
         let path = path.to_path_buf();

@@ -55,7 +55,7 @@ impl ImageReader {
         for segment in &commit.segments {
             segments.insert(segment.id, open_segment(medium, path, segment)?);
         }
-        Self::from_parts(path.to_path_buf(), commit, records, index, segments)
+        Self::from_parts(path.to_path_buf(), commit, records, index, segments, None)
     }
 }
 

@@ -26,9 +26,10 @@ use crate::log::table::{BlockIndex, PageContent, PageTable};
 use crate::medium::{Medium, Writes};
 use crate::meta::WriteTimings;
 use crate::packer::pack_each;
-use crate::pool::{OnPanic, PagePool, Waits};
+use crate::pool::{PagePool, Waits};
 use crate::segment::{EndedSegment, SegmentWriter};
 use crate::stock::BufferStock;
+use crate::threads::OnPanic;
 
 /// The maximum number of queued orders. A pool of the default size has fewer buffers, so the queue has space for every
 /// buffer.
@@ -194,7 +195,7 @@ impl Worker {
     /// Processes orders until `Order::Finish`. Returns `None` if the `PagesWriter` was dropped before `Order::Finish`.
     fn run(self, orders: &Receiver<Order>) -> Result<Option<Finished>> {
         let pool = Arc::clone(&self.pool);
-        let _guard = OnPanic(|error: &Error| pool.fail(error));
+        let _guard = OnPanic(|| pool.fail(&Error::panicked()));
         self.work(orders).inspect_err(|error| pool.fail(error))
     }
 

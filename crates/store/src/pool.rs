@@ -15,7 +15,6 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use model::{ByteCount, PAGE_BYTES, PageCount};
-use sys::Errno;
 use sys::clock::Stopwatch;
 use sys::page_buffer::PageBuffer;
 
@@ -359,18 +358,6 @@ fn exhausted() -> Error {
 impl State {
     fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)
-    }
-}
-
-/// Calls the function with an error if this value is dropped during a panic. The function can end the waits of threads
-/// that wait for the panicking thread.
-pub(crate) struct OnPanic<T: Fn(&Error)>(pub(crate) T);
-
-impl<T: Fn(&Error)> Drop for OnPanic<T> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            (self.0)(&Error::Io(sys::Error::new("continue after a panic", Errno::SHORT)));
-        }
     }
 }
 

@@ -95,15 +95,11 @@ impl ImageReader {
         records: RecordSet,
         index: PageIndex,
         segments: BTreeMap<SegmentId, Segment>,
+        page_table: Option<PageTable>,
     ) -> Result<Self> {
         check_places(&index, &segments)
             .map_err(|source| Error::Damaged { path: path.join(&commit.index.name), source })?;
-        Ok(Self { path, commit, records, index, segments, page_table: None })
-    }
-
-    /// Adds a table with the checksum of each page.
-    pub(crate) fn with_page_table(self, pages: PageTable) -> Self {
-        Self { page_table: Some(pages), ..self }
+        Ok(Self { path, commit, records, index, segments, page_table })
     }
 
     /// Returns the table with the checksum of each page, if the image has it.

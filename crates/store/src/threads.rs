@@ -30,6 +30,18 @@ pub(crate) trait Task: Send + Sync {
     fn run(&self);
 }
 
+/// Calls the function if this value is dropped during a panic. The function can end the waits of threads that wait for the
+/// panicking thread.
+pub(crate) struct OnPanic<F: Fn()>(pub(crate) F);
+
+impl<F: Fn()> Drop for OnPanic<F> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            (self.0)();
+        }
+    }
+}
+
 /// The threads. They end when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Threads(Arc<Handle>);

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use model::Sequence;
 
-use super::ticket::{LogCommitted, TicketState, ended};
+use super::ticket::{LogCommitted, TicketState};
 use super::writer_thread::WriterThread;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lock::locked;
 use crate::pool::Drive;
 
@@ -86,7 +86,7 @@ impl Completer {
 impl Drop for Completer {
     fn drop(&mut self) {
         if self.0.get().is_none() {
-            self.0.set(Err(ended()));
+            self.0.set(Err(Error::panicked()));
         }
     }
 }

@@ -18,7 +18,7 @@ use model::Sequence;
 use rustix::event::EventfdFlags;
 use sys::clock::Stopwatch;
 
-use super::ticket::{Completion, LogCommitted, LogStatus, TicketState, ended};
+use super::ticket::{Completion, LogCommitted, LogStatus, TicketState};
 use crate::batch::PageChange;
 use crate::error::{Error, Result};
 use crate::lock::locked;
@@ -360,7 +360,7 @@ impl Promise {
 impl Drop for Promise {
     fn drop(&mut self) {
         if self.ticket.get().is_none() {
-            self.shared.answer(&self.ticket, Err(ended()));
+            self.shared.answer(&self.ticket, Err(Error::panicked()));
         }
     }
 }

@@ -90,8 +90,8 @@ pub(crate) fn open(
             segments.insert(id, segment);
         }
         let records = loaded.records.into_values().collect();
-        let reader = ImageReader::from_parts(path.to_path_buf(), commit, records, index, segments)?;
-        Ok(Some(reader.with_page_table(loaded.pages)))
+        let (path, pages) = (path.to_path_buf(), Some(loaded.pages));
+        ImageReader::from_parts(path, commit, records, index, segments, pages).map(Some)
     });
     opened.map(Option::flatten)
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use model::{ByteCount, PageCount, Sequence};
 use sys::clock::Deadline;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lock::locked;
 use crate::meta::WriteTimings;
 
@@ -80,11 +80,6 @@ pub(super) struct TicketState {
     pub(super) sequence: Sequence,
     answer: Mutex<Option<Result<LogCommitted>>>,
     answered: Condvar,
-}
-
-/// Returns the error of a checkpoint whose writer has ended without a result.
-pub(super) fn ended() -> Error {
-    sys::Error::new("continue after a panic", sys::Errno::SHORT).into()
 }
 
 impl TicketState {

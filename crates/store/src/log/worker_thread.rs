@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::lock::locked;
-use crate::threads::{Task, Threads};
+use crate::threads::{OnPanic, Task, Threads};
 
 /// The interface to a worker.
 #[derive(Debug)]
@@ -90,7 +90,13 @@ impl<J, D> Queue<J, D> {
 
 impl<J: Send, D: Send> Task for Queue<J, D> {
     fn run(&self) {
-        let _guard = OnPanic(self);
+        // Ends the waits for this worker.
+        let _guard = OnPanic(|| {
+            self.change(|state| {
+                (state.is_running, state.is_dead) = (false, true);
+                state.jobs.clear();
+            });
+        });
         let mut work = locked(&self.work);
         let next = |state: &mut State<J, D>| {
             let job = state.jobs.pop_front();
@@ -99,20 +105,6 @@ impl<J: Send, D: Send> Task for Queue<J, D> {
         };
         while let Some(job) = self.change(next) {
             work(job, &mut |done| self.change(|state| state.done.push_back(done)));
-        }
-    }
-}
-
-/// Ends the waits for a worker that has panicked.
-struct OnPanic<'a, J, D>(&'a Queue<J, D>);
-
-impl<J, D> Drop for OnPanic<'_, J, D> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.change(|state| {
-                (state.is_running, state.is_dead) = (false, true);
-                state.jobs.clear();
-            });
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use super::queue::Shared;
 use super::writer_thread::WriterThread;
 use crate::lock::locked;
-use crate::threads::Task;
+use crate::threads::{OnPanic, Task};
 
 /// The writer of a log without its own thread.
 pub(super) struct WriterTask {
@@ -34,7 +34,8 @@ impl WriterTask {
 
 impl Task for WriterTask {
     fn run(&self) {
-        let _guard = OnPanic(&self.shared);
+        // Ends the waits for this writer.
+        let _guard = OnPanic(|| self.shared.stop());
         loop {
             let Some(mut writer) = locked(&self.writer).take() else { return self.shared.stop() };
             writer.run();
@@ -43,17 +44,6 @@ impl Task for WriterTask {
             if self.shared.rest() {
                 return;
             }
-        }
-    }
-}
-
-/// Ends the waits for a writer that has panicked.
-struct OnPanic<'a>(&'a Shared);
-
-impl Drop for OnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.stop();
         }
     }
 }

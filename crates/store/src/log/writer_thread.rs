@@ -29,9 +29,9 @@ use crate::error::{Error, Result};
 use crate::lock::locked;
 use crate::meta::WriteTimings;
 use crate::packer::{Packed, pack};
-use crate::pool::OnPanic;
 use crate::reuse::{self, Allowance, Place, Unused};
 use crate::scheduler::Urgency;
+use crate::threads::OnPanic;
 
 /// One of this number of blocks in an epoch may contain a wasted copy.
 const WASTED_SHARE: u64 = 64;
@@ -130,7 +130,7 @@ impl WriterThread {
     /// Processes the queued orders, and waits for the writes.
     pub(super) fn run(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let _guard = OnPanic(|error: &Error| shared.fail(error));
+        let _guard = OnPanic(|| shared.fail(&Error::panicked()));
         // `drive` has already reported the error to every ticket and to the queue.
         let _ = self.drive();
     }
