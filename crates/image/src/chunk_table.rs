@@ -9,9 +9,7 @@
 //! Chunks are contiguous in the file, from offset 0.
 //! Does not: compress, or know which codec has compressed the chunks.
 //!
-//! The body of the file begins with three integers: the expanded length of one chunk (4 bytes), zero (4 bytes), the
-//! expanded length of the segment (8 bytes). For each chunk, the stored length (4 bytes) and the CRC-32C of the stored
-//! bytes (4 bytes) follow. Integers are little-endian.
+//! Encoding: the section *`chunks-N` and compressed segments* of `docs/format.md`.
 
 use std::ops::Range;
 

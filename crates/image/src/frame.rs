@@ -5,8 +5,7 @@
 //! checksum, version, length and overall checksum were verified, in this order.
 //! Does not: interpret the body.
 //!
-//! Layout, little-endian: magic (8), format version (4), zero (4), body length (8), item count (4), CRC-32C of the
-//! preceding 28 bytes (4), body, CRC-32C of header and body (4).
+//! Layout: the section *The envelope* of `docs/format.md`.
 
 use model::ByteCount;
 

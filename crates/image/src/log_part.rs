@@ -6,20 +6,7 @@
 //! do not overlap each other. A reader drops all dropped ranges of a part, and then adds the runs.
 //! Does not: apply a part; the store does.
 //!
-//! The body has six fields: full (4 bytes), length of the dropped ranges (4 bytes), length of the runs (4 bytes),
-//! dropped ranges, runs, records. Integers in the last three fields are LEB128.
-//!
-//! The dropped ranges and the runs are lists of entries. Each entry begins with the integer value × 4 + kind. Kind 0 is
-//! a dropped range or a run of zero pages. Kind 1 is a run of stored pages. In both kinds, the value is the number of
-//! pages. Kind 2 contains no pages: its value is added to the space number for the following entries.
-//!
-//! In kinds 0 and 1, the next integer is the distance in pages from the end of the previous entry of the space. The
-//! distance of the first entry in a space is counted from address 0. In kind 1, three more fields follow. The first is
-//! the segment number minus the segment number of the previous run of kind 1 (zigzag). The second is the block, and the
-//! third is the CRC-32C of each page (4 bytes each).
-//!
-//! The records begin with the number of removed records. Each removed record consists of an ordinal, a length and a
-//! message. The number of new or changed records and these records follow, in the same encoding.
+//! Encoding: the section *Deltas* of `docs/format.md`.
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
 use prost::Message;

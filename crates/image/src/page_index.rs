@@ -7,8 +7,7 @@
 //! extent has at most `EXTENT_PAGES_MAX` pages, and one checksum over its bytes.
 //! Does not: read a segment, or know the process or the object to which a space belongs.
 //!
-//! The body of the file has 32 bytes for each extent: space (4), number of pages (4), start (8), segment (4), CRC-32C
-//! (4), offset in the segment (8). The segment of zero pages is 2³² − 1. Integers are little-endian.
+//! Encoding: the section *`index`* of `docs/format.md`.
 
 use std::fmt;
 use std::ops::Range;

@@ -4,7 +4,7 @@
 //! Invariants: every record carries its own checksum. A decoded set equals the encoded set, in the same order.
 //! Does not: interpret a payload.
 //!
-//! Body of the file, for each record: its length (4), the CRC-32C of its bytes (4), its bytes (protobuf).
+//! Encoding: the section *`records`* of `docs/format.md`.
 
 use std::collections::{BTreeMap, VecDeque};
 
