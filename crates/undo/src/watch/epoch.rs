@@ -14,6 +14,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use model::{Address, AddressRange, RangeSet};
 use rustix::fs::FileType;
 
 use crate::key::{Attributes, FileKey};
@@ -95,50 +96,22 @@ impl Content {
 /// The pages of one file that are recorded in the log.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Pages {
-    saved: HashMap<u64, u64>,
+    /// The numbers of the pages, as addresses.
+    saved: RangeSet,
     /// The time that handling content events of the file has taken in this epoch.
     pub(super) spent: Duration,
 }
 
-/// Number of pages for which one word of the bitmap `Pages::saved` has bits.
-const WORD: u64 = 64;
-
 impl Pages {
     /// Marks the pages `first..end` as saved, after their content was recorded.
     pub(super) fn note(&mut self, first: u64, end: u64) {
-        for page in first..end {
-            *self.saved.entry(page / WORD).or_default() |= 1 << (page % WORD);
-        }
+        self.saved.insert(AddressRange::new(Address(first), Address(end)));
     }
 
-    /// Returns the pages of `first..end` that are not marked as saved, as rising ranges. The run time depends on the
-    /// number of saved pages, and not on the length of `first..end`.
+    /// Returns the pages of `first..end` that are not marked as saved, as rising ranges.
     pub(super) fn gaps(&self, first: u64, end: u64) -> Vec<(u64, u64)> {
-        let mut words: Vec<u64> = self
-            .saved
-            .keys()
-            .copied()
-            .filter(|word| word * WORD < end && (word + 1) * WORD > first)
-            .collect();
-        words.sort_unstable();
-        let mut gaps = Vec::new();
-        let mut from = first;
-        for word in words {
-            for bit in (0..WORD).filter(|bit| self.saved[&word] & (1 << bit) != 0) {
-                let page = word * WORD + bit;
-                if page < first || page >= end {
-                    continue;
-                }
-                if page > from {
-                    gaps.push((from, page));
-                }
-                from = page + 1;
-            }
-        }
-        if from < end {
-            gaps.push((from, end));
-        }
-        gaps
+        let gaps = self.saved.gaps(AddressRange::new(Address(first), Address(end)));
+        gaps.map(|gap| (gap.start.get(), gap.end.get())).collect()
     }
 }
 
