@@ -4,9 +4,7 @@
 //! Invariants: after recording, the undo log contains all content that the file had when the epoch began.
 //! Does not: decide when a file is recorded whole; `content` does.
 
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
 
 use rustix::fs::Stat;
 
@@ -19,26 +17,6 @@ use crate::error::Result;
 
 const PAGE: u64 = 4096;
 
-/// A method of recording all content of a file.
-trait Keeping: fmt::Debug {
-    /// Returns the expected cost, or `None` if the method is impossible.
-    fn cost(&self, state: &State, bytes: u64, device: u64) -> Option<Duration>;
-    /// Records the content. Returns `false` if the method turns out to be impossible.
-    fn keep(&self, state: &mut State, file: BorrowedFd<'_>, found: &Stat) -> Result<bool>;
-}
-
-/// All methods.
-const METHODS: [&dyn Keeping; 2] = [&Clone, &Copy];
-
-/// A reflink (FICLONE), on xfs, btrfs and bcachefs. The kernel first writes dirty pages of the file back, so that the
-/// cost hardly depends on the length.
-#[derive(Debug)]
-struct Clone;
-
-/// A copy of the content into the log.
-#[derive(Debug)]
-struct Copy;
-
 impl State {
     /// Records all content of a file with the cheapest method, unless the content is already recorded.
     pub(super) fn whole(&mut self, file: BorrowedFd<'_>, found: &Stat) -> Result<()> {
@@ -50,15 +28,12 @@ impl State {
             // The caller silences the events of the file.
             self.watched.mapped.note_call(id, Part::All);
         } else if !matches!(old.content, Content::Whole | Content::OfImage) {
-            let mut methods: Vec<_> = METHODS
-                .iter()
-                .filter_map(|method| Some((method.cost(self, size, found.st_dev)?, *method)))
-                .collect();
-            methods.sort_by_key(|(cost, _)| *cost);
-            for (_, method) in methods {
-                if method.keep(self, file, found)? {
-                    break;
-                }
+            let rates = &self.costs.rates;
+            let may_clone = size > 0 && self.file_systems.may_clone(found.st_dev);
+            let is_cloned =
+                may_clone && rates.clone <= rates.copy_of(size) && self.clone_whole(file, found)?;
+            if !is_cloned {
+                self.copy_whole(file, found)?;
             }
         }
         if let Some(old) = self.epoch.inodes.get_mut(&id)
@@ -68,78 +43,67 @@ impl State {
         }
         self.watched.note_kept(file, found)
     }
-}
 
-impl Keeping for Clone {
-    fn cost(&self, state: &State, bytes: u64, device: u64) -> Option<Duration> {
-        (bytes > 0 && state.file_systems.may_clone(device)).then_some(state.costs.rates.clone)
-    }
-
-    fn keep(&self, state: &mut State, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
+    /// Records the content by a reflink (FICLONE), on xfs, btrfs and bcachefs. The kernel first writes dirty pages of the
+    /// file back, so that the cost hardly depends on the length. Returns `false` if a reflink turns out to be impossible.
+    fn clone_whole(&mut self, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
         // Pages that are already in the log have changed. A clone would contain the new content of these pages.
         let id = (found.st_dev, found.st_ino);
-        let Some(old) = state.epoch.inodes.get(&id) else { return Ok(true) };
+        let Some(old) = self.epoch.inodes.get(&id) else { return Ok(true) };
         if !matches!(old.content, Content::Untouched | Content::Appends) {
             return Ok(false);
         }
         let number = old.id;
-        let started = state.costs.clock().now();
-        if state.watched.has_id(id) {
+        let started = self.costs.clock().now();
+        if self.watched.has_id(id) {
             // Cloning reads the file, which would cause an event. This thread may be the thread that answers events.
-            state.watched.mark(file, found, Mark::Silent)?;
+            self.watched.mark(file, found, Mark::Silent)?;
         }
         let source = reopen(file)?;
-        let Some(mount) = state.file_systems.mount(found.st_dev) else { return Ok(false) };
-        let (target, path) = state.keep.file_near(mount)?;
+        let Some(mount) = self.file_systems.mount(found.st_dev) else { return Ok(false) };
+        let (target, path) = self.keep.file_near(mount)?;
         if let Err(errno) = rustix::fs::ioctl_ficlone(&target, &source) {
             if !is_shortage(errno) {
                 // No further clone is tried on this file system.
-                state.file_systems.note_no_clone(found.st_dev);
+                self.file_systems.note_no_clone(found.st_dev);
             }
-            state.log.drop_unnamed(&path)?;
+            self.log.drop_unnamed(&path)?;
             return Ok(false);
         }
-        let took = state.costs.clock().now() - started;
-        state.costs.rates.note_clone(took);
-        state.log.whole_in(number, &path)?;
+        let took = self.costs.clock().now() - started;
+        self.costs.rates.note_clone(took);
+        self.log.whole_in(number, &path)?;
         Ok(true)
     }
-}
 
-impl Keeping for Copy {
-    fn cost(&self, state: &State, bytes: u64, _device: u64) -> Option<Duration> {
-        Some(state.costs.rates.copy_of(bytes))
-    }
-
-    fn keep(&self, state: &mut State, file: BorrowedFd<'_>, found: &Stat) -> Result<bool> {
+    /// Records the content by a copy into the log.
+    fn copy_whole(&mut self, file: BorrowedFd<'_>, found: &Stat) -> Result<()> {
         let id = (found.st_dev, found.st_ino);
-        let Some(old) = state.epoch.inodes.get_mut(&id) else { return Ok(true) };
+        let Some(old) = self.epoch.inodes.get_mut(&id) else { return Ok(()) };
         let size = old.size;
         if matches!(old.content, Content::Untouched | Content::Appends) {
             old.content = Content::Pages(Pages::default());
         }
-        let started = state.costs.clock().now();
+        let started = self.costs.clock().now();
         let source = reopen(file)?;
         let mut copied = 0;
         let mut at = 0;
         while at < size {
             let (data, end) = data_behind(source.as_fd(), at, size)?;
             if data > at {
-                state.hole(id, at, data)?;
+                self.hole(id, at, data)?;
             }
             if end > data {
-                state.save(file, found, data, end - data)?;
+                self.save(file, found, data, end - data)?;
                 copied += end - data;
             }
             at = end.max(data);
         }
-        let took = state.costs.clock().now() - started;
-        state.costs.rates.note_copy(copied, took);
-        Ok(true)
+        let took = self.costs.clock().now() - started;
+        self.costs.rates.note_copy(copied, took);
+        Ok(())
     }
-}
 
-impl State {
     /// Records a hole, except for pages of the hole that are already in the log.
     fn hole(&mut self, id: Id, start: u64, end: u64) -> Result<()> {
         let Some(old) = self.epoch.inodes.get(&id) else { return Ok(()) };
