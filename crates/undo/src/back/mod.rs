@@ -283,21 +283,16 @@ pub(crate) fn go_back_on<Files: FileSystem>(
     let Terms { conflicts, durability, time, .. } = terms;
     let (mut rollback, number, survey) = survey_of(storage, files, to, &terms)?;
     let is_forced = rollback.is_forced(conflicts);
-    let paths = if is_forced { Vec::new() } else { rollback.conflicts(files, &survey)? };
-    if !paths.is_empty() {
-        return Err(UndoError::Conflict { paths });
+    let refuse = |paths: Vec<PathBuf>, why: fn(Vec<PathBuf>) -> UndoError| {
+        if paths.is_empty() { Ok(()) } else { Err(why(paths)) }
+    };
+    if !is_forced {
+        refuse(rollback.conflicts(files, &survey)?, |paths| UndoError::Conflict { paths })?;
+        refuse(rollback.denied(files, &survey)?, |paths| UndoError::Denied { paths })?;
     }
-    let paths = if is_forced { Vec::new() } else { rollback.denied(files, &survey)? };
-    if !paths.is_empty() {
-        return Err(UndoError::Denied { paths });
-    }
-    let paths = permission::fixed(files, &rollback.target, &survey)?;
-    if !paths.is_empty() {
-        return Err(UndoError::Fixed { paths });
-    }
-    let paths = if is_forced { Vec::new() } else { lease::held(files, &rollback.target, &survey)? };
-    if !paths.is_empty() {
-        return Err(UndoError::Leased { paths });
+    refuse(permission::fixed(files, &rollback.target, &survey)?, |paths| UndoError::Fixed { paths })?;
+    if !is_forced {
+        refuse(lease::held(files, &rollback.target, &survey)?, |paths| UndoError::Leased { paths })?;
     }
     let is_durable = durability == Durability::PowerCut;
     if is_durable {

@@ -162,7 +162,7 @@ fn any(rights: &[Rights], permits: impl Fn(&Rights) -> Result<bool>) -> Result<b
 }
 
 /// Returns the number of links of an inode in keep directories.
-fn kept_links<Files: FileSystem>(files: &Files, key: &FileKey) -> Result<u64> {
+pub(super) fn kept_links<Files: FileSystem>(files: &Files, key: &FileKey) -> Result<u64> {
     let mut count = 0;
     for kept in files.kept()? {
         if files.status(&kept)?.key.device == key.device {

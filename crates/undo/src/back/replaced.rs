@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FileType;
 
 use super::files::{FileSystem, Status};
+use super::permission::kept_links;
 use super::survey::Survey;
 use crate::error::Result;
 use crate::key::Time;
@@ -85,9 +86,11 @@ impl Survey {
                 now => now.as_ref(),
             };
             let file = now.map(|now| (now.key.device, now.key.inode));
-            if names.led_away(files, &inode.path, file)?.is_some_and(|away| away.is_taken)
-                && now.map_or(Ok(true), |now| is_only_kept(files, now))?
-            {
+            let is_taken = names.led_away(files, &inode.path, file)?.is_some_and(|away| away.is_taken);
+            // Whether all names of an inode are in keep directories.
+            let is_only_kept =
+                |now: &Status| -> Result<bool> { Ok(kept_links(files, &now.key)? >= now.links) };
+            if is_taken && now.map_or(Ok(true), is_only_kept)? {
                 paths.push(inode.path.clone());
             }
         }
@@ -120,17 +123,6 @@ impl Survey {
         }
         Ok(paths)
     }
-}
-
-/// Reports whether all names of an inode are in keep directories.
-fn is_only_kept<Files: FileSystem>(files: &Files, now: &Status) -> Result<bool> {
-    let mut names = 0;
-    for kept in files.kept()? {
-        if files.status(&kept)?.key.device == now.key.device {
-            names += files.names(&kept)?.iter().filter(|entry| entry.inode == now.key.inode).count() as u64;
-        }
-    }
-    Ok(names >= now.links)
 }
 
 impl RecordedNames<'_> {
