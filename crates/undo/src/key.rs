@@ -9,7 +9,7 @@
 //! Does not: open files.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use sys::Error;
 use sys::file_handle::{self, FileHandle};
 
+use crate::descriptor::link_of;
 use crate::error::Result;
 
 /// The number of a tmpfs in statfs(2). The image of a checkpoint contains the files of a tmpfs.
@@ -170,7 +171,7 @@ fn born(file: impl AsFd) -> Option<Time> {
 /// Returns the extended attributes that a rollback can set, sorted by name.
 pub(crate) fn extended(file: impl AsFd) -> Result<Vec<Extended>> {
     // fgetxattr(2) fails on a descriptor with O_PATH. The path in /proc works.
-    let link = format!("/proc/thread-self/fd/{}", file.as_fd().as_raw_fd());
+    let link = link_of(file);
     // Try a small buffer first: most files have no extended attributes, and a call of the subject often waits for the
     // result.
     if matches!(rustix::fs::listxattr(&link, &mut [0_u8; 256][..]), Ok(0)) {

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod back;
+mod descriptor;
 mod error;
 mod key;
 pub mod log;

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirEntryExt;
 use std::os::unix::fs::FileExt;
@@ -28,6 +28,7 @@ use sys::{Error, file_handle};
 use super::aside;
 use super::files::{Entry, FileSystem, Passed, Status, Work};
 use super::update::update;
+use crate::descriptor::link_of;
 use crate::error::{Result, UndoError};
 use crate::key::{self, Attributes, Extended, FileKey, TMPFS, Time};
 use crate::log::keep::{self, KeepPlace, KeepPlaces};
@@ -399,11 +400,6 @@ fn failed(operation: &'static str, name: &[u8], errno: Errno) -> UndoError {
 
 fn stat(node: impl AsFd) -> Result<rustix::fs::Stat> {
     rustix::fs::fstat(node).map_err(|errno| Error::new("inspect a file", errno).into())
-}
-
-/// Returns a path that leads to the inode of a descriptor. The descriptor may be open with O_PATH.
-fn link_of(node: &Node) -> String {
-    format!("/proc/thread-self/fd/{}", node.as_raw_fd())
 }
 
 /// Copies the ranges of a file that contain data.

@@ -11,7 +11,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Uid};
@@ -20,6 +20,7 @@ use sys::Error;
 use sys::file_rights::{self, FileRights};
 
 use super::aside::{self, Found, MovedAside};
+use crate::descriptor::link_of;
 use crate::error::{Result, UndoError};
 use crate::key::FileKey;
 
@@ -158,11 +159,6 @@ fn set_owner_and_mode(file: BorrowedFd<'_>, of: &Stat) -> std::result::Result<()
     let is_owned = rustix::fs::fchown(file, Some(user), Some(group)).is_ok();
     let removed = if is_owned { 0 } else { SET_ID };
     rustix::fs::fchmod(file, Mode::from_raw_mode(of.st_mode & PERMISSIONS & !removed))
-}
-
-/// Returns a path that leads to the file of a descriptor.
-fn link_of(file: BorrowedFd<'_>) -> String {
-    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 #[cfg(test)]

@@ -93,7 +93,7 @@ impl Bench {
         let file_name = path.file_name().unwrap();
         self.log.name(directory, file_name, before, RightsId::OWN).unwrap();
         if let Some(before) = before.filter(|_| !path.is_dir() || path.is_symlink()) {
-            let link = self.keep.link_name(parent.as_fd(), file_name).unwrap();
+            let link = self.keep.link(open(&path).as_fd(), parent.as_fd()).unwrap();
             self.log.linked(before, &link).unwrap();
         }
     }

@@ -7,6 +7,8 @@ use std::fs::File;
 use std::io::Result;
 use std::os::unix::fs::FileExt;
 
+use crate::descriptor::read_at;
+
 const PAGE: usize = 4096;
 const BLOCK: usize = 256 * PAGE;
 
@@ -16,11 +18,11 @@ pub(super) fn update(source: &File, present: &File, file: &File) -> Result<()> {
     let (mut wanted, mut found) = (vec![0; BLOCK], vec![0; BLOCK]);
     let mut at = 0;
     loop {
-        let length = read(source, &mut wanted, at)?;
+        let length = read_at(source, &mut wanted, at)?;
         if length == 0 {
             return Ok(());
         }
-        let present = read(present, &mut found[..length], at)?;
+        let present = read_at(present, &mut found[..length], at)?;
         let found = found[..present].chunks(PAGE).chain(std::iter::repeat(&[][..]));
         for (index, (wanted, found)) in wanted[..length].chunks(PAGE).zip(found).enumerate() {
             if wanted != found {
@@ -29,18 +31,4 @@ pub(super) fn update(source: &File, present: &File, file: &File) -> Result<()> {
         }
         at += length as u64;
     }
-}
-
-/// Fills a buffer, unless the file ends before.
-fn read(file: &File, buffer: &mut [u8], offset: u64) -> Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match file.read_at(&mut buffer[filled..], offset + filled as u64) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
 }

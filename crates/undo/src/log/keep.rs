@@ -16,7 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +28,7 @@ use sys::{Error, file_handle};
 
 use super::frame;
 use super::record::{self, AnyRecord, Place};
+use crate::descriptor::{self, link_of};
 use crate::error::{Result, UndoError};
 
 /// Permission bits of the directories of a log.
@@ -112,19 +113,6 @@ impl KeepPlaces {
             rustix::fs::linkat(inode, "", kept, name, AtFlags::EMPTY_PATH)
         })
         .map(|(path, ())| path)
-    }
-
-    /// Works like [`KeepPlaces::link`] for the inode of a name in `directory`. If the name is a symbolic link, links
-    /// the symbolic link itself.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`KeepPlaces::link`], and ENOENT if the name does not exist.
-    pub fn link_name(&self, directory: BorrowedFd<'_>, name: &OsStr) -> Result<PathBuf> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let inode = rustix::fs::openat(directory, name, flags, Mode::empty())
-            .map_err(|errno| Error::path("open", name, errno))?;
-        self.link(inode.as_fd(), directory)
     }
 
     /// Creates an empty file for a copy, in the keep directory in the directory of the log.
@@ -279,10 +267,7 @@ fn place_of<'a>(log: &Path, path: &'a Path) -> Result<(Option<KeepPlace>, &'a Os
 /// Removes a link or a copy from a keep directory. Succeeds if the link or copy does not exist.
 pub(crate) fn remove(log: &Path, path: &Path) -> Result<()> {
     let (Some(place), name) = place_of(log, path)? else { return Ok(()) };
-    match rustix::fs::unlinkat(&place.kept, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(Error::path("remove", path, errno).into()),
-    }
+    descriptor::remove(&place.kept, name, path)
 }
 
 /// Removes all links and copies that are not in `named` from all keep directories of a log. Files that a rollback has
@@ -292,10 +277,7 @@ pub(crate) fn sweep(log: &Path, named: &HashSet<PathBuf>) -> Result<()> {
         let path = place.path.join(KEPT_NAME);
         let names = names_in(place.kept.as_fd(), &path)?;
         for name in names.iter().filter(|name| !named.contains(&path.join(name))) {
-            match rustix::fs::unlinkat(&place.kept, name, AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(Error::path("remove", path.join(name), errno).into()),
-            }
+            descriptor::remove(&place.kept, name, &path.join(name))?;
         }
     }
     Ok(())
@@ -325,10 +307,7 @@ fn log_name(directory: BorrowedFd<'_>, path: &Path) -> Result<String> {
         Ok(_) | Err(_) => {}
     }
     let (name, staged) = (random_name()?, format!("{LOG_NAME}.new"));
-    match rustix::fs::unlinkat(directory, &staged, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => {}
-        Err(errno) => return Err(Error::path("remove", path.join(&staged), errno).into()),
-    }
+    descriptor::remove(directory, &staged, &path.join(&staged))?;
     write_new(directory, &staged, path, name.as_bytes())?;
     rustix::fs::renameat(directory, &staged, directory, LOG_NAME)
         .map_err(|errno| Error::path("rename", path.join(&staged), errno))?;
@@ -448,8 +427,7 @@ fn mount_root(directory: BorrowedFd<'_>, mount: u64) -> Result<(OwnedFd, PathBuf
         let there = rustix::fs::fstat(&above).map_err(failed)?;
         let is_top = (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino);
         if is_top || device_and_mount(above.as_fd())?.1 != mount {
-            let link = format!("/proc/thread-self/fd/{}", root.as_raw_fd());
-            let path = rustix::fs::readlink(link.as_str(), Vec::new()).map_err(failed)?;
+            let path = rustix::fs::readlink(link_of(&root), Vec::new()).map_err(failed)?;
             return Ok((root, PathBuf::from(std::ffi::OsString::from_vec(path.into_bytes()))));
         }
         root = above;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use model::ByteCount;
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, RenameFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use sys::Error;
 use sys::clock::Clock;
@@ -21,6 +21,7 @@ use super::keep;
 use super::opened_file::OpenedFile;
 use super::reserve::Reserve;
 use super::write_queue::{Change, Drained, WriteQueue};
+use crate::descriptor::{self, read_at};
 use crate::error::{Result, UndoError};
 use crate::key::Time;
 
@@ -164,10 +165,7 @@ impl DiskStorage {
 
 impl Place {
     fn remove(&self, name: &str) -> Result<()> {
-        match rustix::fs::unlinkat(&self.directory, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(Error::path("remove", self.path.join(name), errno).into()),
-        }
+        descriptor::remove(&self.directory, name, &self.path.join(name))
     }
 
     /// Makes the changes that were held back.
@@ -287,16 +285,7 @@ impl LogFile for DiskFile {
     }
 
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        let mut filled = 0;
-        while filled < buffer.len() {
-            match rustix::io::pread(&self.opened.file, &mut buffer[filled..], offset + filled as u64) {
-                Ok(0) => break,
-                Ok(read) => filled += read,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(self.opened.failed("read", errno)),
-            }
-        }
-        Ok(filled)
+        read_at(&self.opened.file, buffer, offset).map_err(|errno| self.opened.failed("read", errno))
     }
 
     fn truncate(&self, length: u64) -> Result<()> {

@@ -4,7 +4,6 @@
 //! files).
 //! Does not: test rollbacks.
 
-use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -308,7 +307,8 @@ fn an_inode_on_the_device_of_the_log_is_linked_beside_it() {
     let keep = KeepPlaces::new(&undo(&directory)).unwrap();
     fs::write(directory.path().join("file"), "text").unwrap();
     let above = File::open(directory.path()).unwrap();
-    let link = keep.link_name(above.as_fd(), OsStr::new("file")).unwrap();
+    let file = File::open(directory.path().join("file")).unwrap();
+    let link = keep.link(file.as_fd(), above.as_fd()).unwrap();
     fs::remove_file(directory.path().join("file")).unwrap();
     assert!(link.starts_with(undo(&directory).join("keep/kept")));
     assert_eq!(fs::read_to_string(&link).unwrap(), "text");

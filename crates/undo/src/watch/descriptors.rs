@@ -2,13 +2,14 @@
 //!
 //! Does not: store descriptors.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use super::paths::{is_shortage, path_of, try_path_of};
+use crate::descriptor::link_of;
 use crate::error::{Result, UndoError};
 use crate::key::FileKey;
 
@@ -51,8 +52,7 @@ fn mount_of(path: &Path, device: u64) -> PathBuf {
 
 /// Opens a file for reading, from a descriptor that is open with O_PATH.
 pub(super) fn reopen(file: BorrowedFd<'_>) -> Result<OwnedFd> {
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let opened = rustix::fs::open(&link, READ, Mode::empty());
+    let opened = rustix::fs::open(link_of(file), READ, Mode::empty());
     Ok(opened.map_err(|errno| sys::Error::path("open for reading", path_of(file), errno))?)
 }
 

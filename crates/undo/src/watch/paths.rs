@@ -17,6 +17,7 @@ use sys::process_memory;
 use sys::working_directory::within_root;
 
 use super::calls::PathAt;
+use crate::descriptor::link_of;
 
 /// Maximum length of a path in bytes (PATH_MAX).
 const PATH_BYTES_MAX: usize = 4096;
@@ -259,9 +260,7 @@ pub(super) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
 
 /// Returns the path of an open file.
 pub(super) fn try_path_of(file: BorrowedFd<'_>) -> Result<PathBuf, Errno> {
-    use std::os::fd::AsRawFd;
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let path = rustix::fs::readlink(link, Vec::new())?;
+    let path = rustix::fs::readlink(link_of(file), Vec::new())?;
     Ok(PathBuf::from(OsStr::from_bytes(path.as_bytes())))
 }
 

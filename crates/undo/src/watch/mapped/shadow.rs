@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use sys::writeback;
 
 use super::super::descriptors::data_behind;
+use crate::descriptor::read_at;
 use crate::error::Result;
 
 pub(crate) const PAGE: u64 = 4096;
@@ -71,12 +72,12 @@ impl Shadow {
 
     /// Reads from the file. Returns fewer bytes than requested only at the end of the file.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        read(&self.file, buffer, offset).map_err(|errno| self.failed("read", &self.name, errno))
+        read_at(&self.file, buffer, offset).map_err(|errno| self.failed("read", &self.name, errno))
     }
 
     /// Reads from the copy. Returns fewer bytes than requested only at the end of the copy.
     pub(crate) fn read_copy(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        read(&self.copy, buffer, offset).map_err(|errno| self.failed("read", &self.path, errno))
+        read_at(&self.copy, buffer, offset).map_err(|errno| self.failed("read", &self.path, errno))
     }
 
     /// Writes to the copy.
@@ -115,17 +116,4 @@ impl Shadow {
     fn failed(&self, what: &'static str, path: &Path, errno: Errno) -> crate::UndoError {
         sys::Error::path(what, path, errno).into()
     }
-}
-
-fn read(file: &impl AsFd, buffer: &mut [u8], offset: u64) -> rustix::io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match rustix::io::pread(file, &mut buffer[filled..], offset + filled as u64) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(filled)
 }
