@@ -142,15 +142,10 @@ impl Commit {
             index: Some(FileMessage::from(&self.index)),
             segments: self.segments.iter().map(SegmentMessage::from).collect(),
         };
-        let mut file = frame::begin(message.encoded_len());
-        file.extend_from_slice(&message.encode_to_vec());
         let items = u32::try_from(self.segments.len()).map_err(|_| too_large("the number of segments"))?;
-        let compressed = self.segments.iter().any(|segment| segment.packing.is_some());
-        Ok(if compressed {
-            frame::seal_as(frame::FORMAT_COMPRESSED, Part::Commit, items, file)
-        } else {
-            frame::seal(Part::Commit, items, file)
-        })
+        let is_compressed = self.segments.iter().any(|segment| segment.packing.is_some());
+        let version = frame::version(is_compressed);
+        Ok(frame::seal_as(version, Part::Commit, items, frame::begin_with(&message)))
     }
 
     /// Verifies the content of a commit record's file, then decodes the commit record.

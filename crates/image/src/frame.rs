@@ -8,6 +8,7 @@
 //! Layout: the section *The envelope* of `docs/format.md`.
 
 use model::ByteCount;
+use prost::Message;
 
 use crate::checksum::Checksum;
 use crate::error::{Error, Part, Result};
@@ -18,10 +19,15 @@ pub const FORMAT_VERSION: u32 = FORMAT_COMPRESSED;
 /// The first format version.
 ///
 /// A part that needs no later version is written in this version, so that older releases can read the part.
-pub(crate) const FORMAT_FIRST: u32 = 1;
+const FORMAT_FIRST: u32 = 1;
 
 /// The format version with compressed segments.
 pub(crate) const FORMAT_COMPRESSED: u32 = 2;
+
+/// Returns the format version of a part that depends on compressed segments, if there are any.
+pub(crate) const fn version(is_compressed: bool) -> u32 {
+    if is_compressed { FORMAT_COMPRESSED } else { FORMAT_FIRST }
+}
 
 pub(crate) const HEADER_BYTES: usize = 32;
 const HEADER_CHECKED_BYTES: usize = 28;
@@ -59,12 +65,19 @@ pub(crate) fn begin(body_capacity: usize) -> Vec<u8> {
     file
 }
 
+/// Starts a file whose body is a message.
+pub(crate) fn begin_with(message: &impl Message) -> Vec<u8> {
+    let mut file = begin(message.encoded_len());
+    file.extend_from_slice(&message.encode_to_vec());
+    file
+}
+
 /// Completes a file: the body was appended to the result of `begin`.
 pub(crate) fn seal(part: Part, items: u32, file: Vec<u8>) -> Vec<u8> {
     seal_as(FORMAT_FIRST, part, items, file)
 }
 
-/// Completes a file as `seal` does, with a given format version.
+/// Completes a file as `seal` does, in the format version that readers need.
 pub(crate) fn seal_as(version: u32, part: Part, items: u32, mut file: Vec<u8>) -> Vec<u8> {
     let body_length = (file.len() - HEADER_BYTES) as u64;
     file[0..8].copy_from_slice(&magic(part));

@@ -141,9 +141,7 @@ struct SlotMessage {
 
 /// Wraps a message in an envelope (`frame`), and pads the result with zeros to whole blocks.
 fn block(part: Part, message: &impl Message) -> Vec<u8> {
-    let mut file = frame::begin(LOG_BLOCK_BYTES as usize);
-    file.extend_from_slice(&message.encode_to_vec());
-    let mut block = frame::seal(part, 1, file);
+    let mut block = frame::seal(part, 1, frame::begin_with(message));
     block.resize(block.len().next_multiple_of(LOG_BLOCK_BYTES as usize), 0);
     block
 }

@@ -9,14 +9,13 @@
 //! Encoding: the section *Deltas* of `docs/format.md`.
 
 use model::{Address, AddressRange, ByteCount, PAGE_BYTES, PageCount};
-use prost::Message;
 
 use crate::checksum::PageChecksum;
 use crate::error::{Error, Part, Result};
 use crate::frame::{self, HEADER_BYTES, u32_at};
 use crate::log_place::{LogPlace, LogSegment};
 use crate::page_index::SpaceId;
-use crate::record::{Owner, Record, RecordMessage};
+use crate::record::{Owner, Record};
 
 const FIXED_BYTES: usize = 12;
 const BARE: u64 = 0;
@@ -326,9 +325,7 @@ impl<'a> RunReader<'a> {
         let length = usize::try_from(self.number()?).unwrap_or(usize::MAX);
         let bytes = self.bytes.get(self.offset..).and_then(|rest| rest.get(..length));
         let bytes = bytes.ok_or_else(|| malformed(begun, "a record longer than the part"))?;
-        let message = RecordMessage::decode(bytes);
-        let message = message.map_err(|_| malformed(begun, "a record that is not protobuf"))?;
-        let record = Record::try_from(message).map_err(|what| malformed(begun, what))?;
+        let record = Record::try_from(bytes).map_err(|what| malformed(begun, what))?;
         self.offset += length;
         Ok((ordinal, record))
     }

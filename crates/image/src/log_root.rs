@@ -57,18 +57,21 @@ impl LogRoot {
     ///
     /// Returns `TooLarge`, as for a commit record.
     pub fn encode(&self, compressed: bool) -> Result<Vec<u8>> {
+        let part = |part: &LogPartRef| PartMessage { blob: Some((&part.blob).into()), tier: part.tier };
+        let kept = |kept: &LogKept| KeptMessage {
+            sequence: kept.sequence.0,
+            time_unix_ns: kept.time_unix_ns,
+            root: Some((&kept.root).into()),
+        };
         let message = RootMessage {
             commit: self.commit.encode()?,
-            parts: self.parts.iter().map(PartMessage::from).collect(),
-            kept: self.kept.iter().map(KeptMessage::from).collect(),
+            parts: self.parts.iter().map(part).collect(),
+            kept: self.kept.iter().map(kept).collect(),
             segments: self.segments.iter().map(|segment| segment.0).collect(),
         };
-        let mut file = frame::begin(message.encoded_len());
-        file.extend_from_slice(&message.encode_to_vec());
         let items = u32::try_from(self.parts.len())
             .map_err(|_| Error::TooLarge { part: Part::LogRoot, what: "the number of parts" })?;
-        let version = if compressed { frame::FORMAT_COMPRESSED } else { frame::FORMAT_FIRST };
-        Ok(frame::seal_as(version, Part::LogRoot, items, file))
+        Ok(frame::seal_as(frame::version(compressed), Part::LogRoot, items, frame::begin_with(&message)))
     }
 
     /// Verifies the bytes of a root, then decodes the root.
@@ -82,13 +85,24 @@ impl LogRoot {
         if message.parts.len() as u64 != u64::from(body.items) {
             return Err(malformed("another number of parts than the header counts"));
         }
-        let parts =
-            message.parts.into_iter().map(LogPartRef::try_from).collect::<std::result::Result<_, _>>();
-        let kept = message.kept.into_iter().map(LogKept::try_from).collect::<std::result::Result<_, _>>();
+        let blob = |blob: Option<BlobMessage>, missing| {
+            Blob::try_from(blob.ok_or(malformed(missing))?).map_err(malformed)
+        };
+        let part = |part: PartMessage| {
+            Ok(LogPartRef { blob: blob(part.blob, "a part without a place")?, tier: part.tier })
+        };
+        let kept = |kept: KeptMessage| {
+            let (sequence, time_unix_ns) = (Sequence(kept.sequence), kept.time_unix_ns);
+            Ok(LogKept {
+                sequence,
+                time_unix_ns,
+                root: blob(kept.root, "a kept checkpoint without a place")?,
+            })
+        };
         Ok(Self {
             commit: Commit::decode(&message.commit)?,
-            parts: parts.map_err(malformed)?,
-            kept: kept.map_err(malformed)?,
+            parts: message.parts.into_iter().map(part).collect::<Result<_>>()?,
+            kept: message.kept.into_iter().map(kept).collect::<Result<_>>()?,
             segments: message.segments.into_iter().map(LogSegment).collect(),
         })
     }
@@ -125,38 +139,6 @@ struct KeptMessage {
     time_unix_ns: u64,
     #[prost(message, optional, tag = "3")]
     root: Option<BlobMessage>,
-}
-
-impl From<&LogPartRef> for PartMessage {
-    fn from(part: &LogPartRef) -> Self {
-        Self { blob: Some(BlobMessage::from(&part.blob)), tier: part.tier }
-    }
-}
-
-impl From<&LogKept> for KeptMessage {
-    fn from(kept: &LogKept) -> Self {
-        let root = Some(BlobMessage::from(&kept.root));
-        Self { sequence: kept.sequence.0, time_unix_ns: kept.time_unix_ns, root }
-    }
-}
-
-impl TryFrom<PartMessage> for LogPartRef {
-    type Error = &'static str;
-
-    fn try_from(message: PartMessage) -> std::result::Result<Self, Self::Error> {
-        let blob = message.blob.ok_or("a part without a place")?;
-        Ok(Self { blob: blob.try_into()?, tier: message.tier })
-    }
-}
-
-impl TryFrom<KeptMessage> for LogKept {
-    type Error = &'static str;
-
-    fn try_from(message: KeptMessage) -> std::result::Result<Self, Self::Error> {
-        let root = message.root.ok_or("a kept checkpoint without a place")?;
-        let sequence = Sequence(message.sequence);
-        Ok(Self { sequence, time_unix_ns: message.time_unix_ns, root: root.try_into()? })
-    }
 }
 
 fn malformed(what: &'static str) -> Error {

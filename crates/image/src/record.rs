@@ -65,7 +65,7 @@ impl fmt::Display for Owner {
 
 /// `message Record` of docs/format.md.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct RecordMessage {
+struct RecordMessage {
     #[prost(string, tag = "1")]
     kind: String,
     #[prost(uint32, tag = "2")]
@@ -108,11 +108,13 @@ impl From<&Record> for RecordMessage {
     }
 }
 
-impl TryFrom<RecordMessage> for Record {
-    /// The rule of the format that the message breaks.
+/// Decodes the bytes of `to_bytes`.
+impl TryFrom<&[u8]> for Record {
+    /// The rule of the format that the bytes break.
     type Error = &'static str;
 
-    fn try_from(message: RecordMessage) -> Result<Self, Self::Error> {
+    fn try_from(bytes: &[u8]) -> Result<Self, Self::Error> {
+        let message = RecordMessage::decode(bytes).map_err(|_| "a record that is not protobuf")?;
         let owner = match message.owner.ok_or("a record without an owner")? {
             OwnerMessage::Tree(_) => Owner::Tree,
             OwnerMessage::Process(pid) => Owner::Process(Pid(pid)),

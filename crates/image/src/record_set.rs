@@ -9,12 +9,11 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use model::ByteCount;
-use prost::Message;
 
 use crate::checksum::Checksum;
 use crate::error::{Error, Part, Result};
 use crate::frame::{self, HEADER_BYTES};
-use crate::record::{Owner, Record, RecordMessage};
+use crate::record::{Owner, Record};
 
 const FRAME_BYTES: usize = 8;
 
@@ -102,7 +101,7 @@ impl RecordSet {
         let items = u32::try_from(self.left).map_err(|_| too_large("the number of records"))?;
         let mut file = frame::begin(0);
         for record in self.iter() {
-            let bytes = RecordMessage::from(record).encode_to_vec();
+            let bytes = record.to_bytes();
             let length = u32::try_from(bytes.len()).map_err(|_| too_large("a record"))?;
             file.extend_from_slice(&length.to_le_bytes());
             file.extend_from_slice(&Checksum::of(&bytes).0.to_le_bytes());
@@ -168,9 +167,7 @@ fn decode_record(body: &[u8], offset: usize) -> Result<(Record, usize)> {
         let offset = file_offset(start);
         return Err(Error::ChecksumMismatch { part: Part::Records, offset, stored, computed });
     }
-    let message =
-        RecordMessage::decode(bytes).map_err(|_| malformed(start, "a record that is not protobuf"))?;
-    let record = Record::try_from(message).map_err(|what| malformed(start, what))?;
+    let record = Record::try_from(bytes).map_err(|what| malformed(start, what))?;
     Ok((record, start + length))
 }
 
