@@ -33,65 +33,37 @@ pub enum Part {
 
 /// An error of decoding or encoding a part of an image.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "fields without a line of their own are what the message names")]
 pub enum Error {
     /// The first bytes are not the magic of this part: the bytes are something else.
     #[error("{part}: not an undying image: the first bytes are {found:02x?}")]
-    Foreign {
-        /// The expected part.
-        part: Part,
-        /// The bytes at the position of the magic.
-        found: [u8; 8],
-    },
+    Foreign { part: Part, found: [u8; 8] },
     /// The part was written in a later format version.
     #[error("{part}: written in format {found}, this program reads up to {supported}")]
-    NewerVersion {
-        /// The part with the later version.
-        part: Part,
-        /// The version in the header.
-        found: u32,
-        /// The latest version that this program reads.
-        supported: u32,
-    },
+    NewerVersion { part: Part, found: u32, supported: u32 },
     /// The bytes end before the end of the part.
     #[error("{part}: truncated: {available} bytes where {needed} are needed")]
     Truncated {
-        /// The truncated part.
         part: Part,
         /// The required number of bytes, as far as known.
         needed: ByteCount,
-        /// The number of bytes that are present.
         available: ByteCount,
     },
     /// The checksum of the bytes differs from the stored checksum.
     #[error("{part}: damaged at byte {offset}: checksum {computed}, but {stored} was written")]
     ChecksumMismatch {
-        /// The damaged part.
         part: Part,
         /// The offset of the first byte that the checksum covers.
         offset: ByteCount,
-        /// The checksum that is stored in the part.
         stored: Checksum,
-        /// The checksum of the bytes that are present.
         computed: Checksum,
     },
     /// The checksum is correct, but the content breaks a rule of the format.
     #[error("{part}: malformed at byte {offset}: {what}")]
-    Malformed {
-        /// The malformed part.
-        part: Part,
-        /// The offset of the malformed bytes.
-        offset: ByteCount,
-        /// The broken rule.
-        what: &'static str,
-    },
+    Malformed { part: Part, offset: ByteCount, what: &'static str },
     /// A value is too large for the format.
     #[error("{part}: {what} does not fit the format")]
-    TooLarge {
-        /// The part with the value.
-        part: Part,
-        /// The value that is too large.
-        what: &'static str,
-    },
+    TooLarge { part: Part, what: &'static str },
 }
 
 /// The result of decoding or encoding a part of an image.

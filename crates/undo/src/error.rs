@@ -13,6 +13,7 @@ pub type Result<T> = std::result::Result<T, UndoError>;
 
 /// An error of the watch, the undo log or a rollback.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "fields without a line of their own are what the message names")]
 pub enum UndoError {
     /// A system call failed.
     #[error(transparent)]
@@ -27,24 +28,17 @@ pub enum UndoError {
     Full {
         /// The number of bytes that the log would have.
         needed: ByteCount,
-        /// The maximum number of bytes in the log.
         max: ByteCount,
     },
 
     /// The disk was full, and has less than 16 MiB of free space now. No epoch begins.
     #[error("the file system of {} is full", shown(directory))]
-    Short {
-        /// The log's directory.
-        directory: PathBuf,
-    },
+    Short { directory: PathBuf },
 
     /// The log contains a torn record: a write failed, and the partial record could not be removed. The present epoch
     /// accepts no more records.
     #[error("the undo log in {} has a torn record", shown(directory))]
-    Torn {
-        /// The log's directory.
-        directory: PathBuf,
-    },
+    Torn { directory: PathBuf },
 
     /// A file system does not provide file handles (name_to_handle_at(2)).
     #[error(
@@ -52,17 +46,11 @@ pub enum UndoError {
          index=on,nfs_export=on)",
         shown(mount)
     )]
-    NoHandles {
-        /// The mount point of the file system.
-        mount: PathBuf,
-    },
+    NoHandles { mount: PathBuf },
 
     /// The directory contains no epoch of a log.
     #[error("there is no undo log in {}", shown(directory))]
-    NoLog {
-        /// The directory of the log.
-        directory: PathBuf,
-    },
+    NoLog { directory: PathBuf },
 
     /// Another program has changed files after the subject had ended. The rollback has not changed these files.
     ///
@@ -72,10 +60,7 @@ pub enum UndoError {
          files as well: --files force",
         listed(paths)
     )]
-    Conflict {
-        /// The paths of the changed files.
-        paths: Vec<PathBuf>,
-    },
+    Conflict { paths: Vec<PathBuf> },
 
     /// A moved file cannot be put back, because a file already exists at its path.
     ///
@@ -87,7 +72,6 @@ pub enum UndoError {
         shown(from)
     )]
     Taken {
-        /// The original path.
         path: PathBuf,
         /// The present path of the moved file.
         from: PathBuf,
@@ -103,11 +87,9 @@ pub enum UndoError {
         shown(from)
     )]
     NotPutBack {
-        /// The original path.
         path: PathBuf,
         /// The present path of the moved file.
         from: PathBuf,
-        /// The reason.
         why: String,
     },
 
@@ -120,10 +102,7 @@ pub enum UndoError {
          restore again; or roll back these files with your permissions: --files force",
         listed(paths)
     )]
-    Denied {
-        /// The paths of the files.
-        paths: Vec<PathBuf>,
-    },
+    Denied { paths: Vec<PathBuf> },
 
     /// The administrator has made files immutable or append-only (chattr(1)), so that no program can set them back. The
     /// rollback has changed nothing.
@@ -134,10 +113,7 @@ pub enum UndoError {
          roll back: --files force; or restore with files as they are: --files keep",
         listed(paths)
     )]
-    Fixed {
-        /// The paths of the files.
-        paths: Vec<PathBuf>,
-    },
+    Fixed { paths: Vec<PathBuf> },
 
     /// Another program holds leases (fcntl(2), F_SETLEASE) on files and does not give them up. The rollback has changed
     /// nothing.
@@ -148,10 +124,7 @@ pub enum UndoError {
          restore again; or wait for the end of the leases and roll back: --files force",
         listed(paths)
     )]
-    Leased {
-        /// The paths of the files.
-        paths: Vec<PathBuf>,
-    },
+    Leased { paths: Vec<PathBuf> },
 
     /// A file must be created again, but the log does not contain the content of the file. The rollback has changed
     /// nothing.
@@ -163,7 +136,6 @@ pub enum UndoError {
         listed(paths)
     )]
     Lost {
-        /// The checkpoint of the rollback.
         to: Sequence,
         /// The files without content in the log.
         paths: Vec<PathBuf>,
@@ -178,12 +150,7 @@ pub enum UndoError {
          later checkpoint, or restore with files as they are: --files keep",
         listed(paths)
     )]
-    Replaced {
-        /// The checkpoint of the rollback.
-        to: Sequence,
-        /// The paths of the files at the checkpoint.
-        paths: Vec<PathBuf>,
-    },
+    Replaced { to: Sequence, paths: Vec<PathBuf> },
 
     /// An earlier rollback was interrupted. The requested operation is impossible until the earlier rollback is
     /// complete.
@@ -193,12 +160,7 @@ pub enum UndoError {
         "the rollback of files to checkpoint {to} was interrupted, {why}\nhelp: restore checkpoint {to}, which \
          continues the rollback"
     )]
-    HalfBack {
-        /// The checkpoint of the interrupted rollback.
-        to: Sequence,
-        /// Why the requested operation is impossible.
-        why: String,
-    },
+    HalfBack { to: Sequence, why: String },
 
     /// The machine stopped during a rollback that did not sync files. The files that the rollback has changed may be
     /// incomplete.
@@ -210,7 +172,6 @@ pub enum UndoError {
         listed(paths)
     )]
     PowerCut {
-        /// The checkpoint of the rollback.
         to: Sequence,
         /// The files that the rollback was about to change.
         paths: Vec<PathBuf>,
@@ -225,9 +186,7 @@ pub enum UndoError {
         shown(path)
     )]
     Step {
-        /// The file of the failed step.
         path: PathBuf,
-        /// The cause of the failure.
         source: Box<UndoError>,
         /// A text with the number of changes that remain.
         left: String,
@@ -241,7 +200,6 @@ pub enum UndoError {
         shown(path)
     )]
     NotMounted {
-        /// The path of a file on the file system.
         path: PathBuf,
         /// The device of the file system (`st_dev`).
         device: u64,
@@ -255,10 +213,7 @@ pub enum UndoError {
          remove it; undying creates keep directories with mode 0700",
         shown(path)
     )]
-    ForeignKeep {
-        /// The path of the keep directory.
-        path: PathBuf,
-    },
+    ForeignKeep { path: PathBuf },
 
     /// A rollback cannot reach the requested checkpoint.
     ///
@@ -267,12 +222,7 @@ pub enum UndoError {
         "cannot roll files back to checkpoint {to}: {why}\nhelp: `undying ls NAME` lists the checkpoints; restore a \
          later one, or restore with files as they are: --files keep"
     )]
-    Unreachable {
-        /// The requested checkpoint.
-        to: Sequence,
-        /// Why the checkpoint cannot be reached.
-        why: String,
-    },
+    Unreachable { to: Sequence, why: String },
 }
 
 impl UndoError {
