@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirEntryExt;
@@ -28,7 +28,7 @@ use sys::{Error, file_handle};
 use super::aside;
 use super::files::{Entry, FileSystem, Passed, Status, Work};
 use super::update::update;
-use crate::descriptor::link_of;
+use crate::descriptor::{data_behind, link_of};
 use crate::error::{Result, UndoError};
 use crate::key::{self, Attributes, Extended, FileKey, TMPFS, Time};
 use crate::log::keep::{self, KeepPlace, KeepPlaces};
@@ -305,7 +305,7 @@ impl FileSystem for DiskFiles {
         }
         self.resize(node, 0)?;
         self.resize(node, size)?;
-        copy_data(&source, &file).map_err(|error| Error::path("copy", from, error).into())
+        copy_data(&source, &file, size, from)
     }
 
     fn update(&self, node: &Node, from: &Path) -> Result<()> {
@@ -402,27 +402,22 @@ fn stat(node: impl AsFd) -> Result<rustix::fs::Stat> {
     rustix::fs::fstat(node).map_err(|errno| Error::new("inspect a file", errno).into())
 }
 
-/// Copies the ranges of a file that contain data.
-fn copy_data(source: &File, file: &File) -> std::io::Result<()> {
-    let mut at = 0;
-    let mut block = vec![0; BLOCK_BYTES];
-    loop {
-        let start = match rustix::fs::seek(source, rustix::fs::SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => return Ok(()),
-            Err(errno) => return Err(errno.into()),
-        };
-        let end = rustix::fs::seek(source, rustix::fs::SeekFrom::Hole(start))?;
-        (&*source).seek(SeekFrom::Start(start))?;
+/// Copies the ranges of a file of `size` bytes that contain data. `path` is only for messages.
+fn copy_data(source: &File, file: &File, size: u64, path: &Path) -> Result<()> {
+    let failed = |error| Error::path("copy", path, error);
+    let (mut at, mut block) = (0, vec![0; BLOCK_BYTES]);
+    while at < size {
+        let (start, end) = data_behind(source, at, size)?;
         at = start;
         while at < end {
             let wanted = BLOCK_BYTES.min((end - at) as usize);
-            let read = (&*source).read(&mut block[..wanted])?;
+            let read = source.read_at(&mut block[..wanted], at).map_err(failed)?;
             if read == 0 {
                 return Ok(());
             }
-            file.write_all_at(&block[..read], at)?;
+            file.write_all_at(&block[..read], at).map_err(failed)?;
             at += read as u64;
         }
     }
+    Ok(())
 }

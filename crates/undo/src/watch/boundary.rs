@@ -29,10 +29,10 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use super::calls::is_written_through;
 use super::descriptors::{duplicate, key_of, stat};
 use super::epoch::{Armed, Content, How, Id};
-use super::paths::path_of;
 use super::state::State;
 use super::watched::Mark;
 use super::{Boundary, MappedFile, OpenFile};
+use crate::descriptor::path_of;
 use crate::error::Result;
 use crate::key::{Attributes, FileKey, TMPFS, Time};
 

@@ -1,7 +1,5 @@
 //! Records file content that is about to change.
 //!
-//! An old file existed when the present epoch began; the log needs the content that an old file had at this time.
-//!
 //! There are two causes to record content. A system call is about to open or change a file. Or fanotify(7) reports a
 //! content event: a process is about to read, write or map a range of a marked file. The mark of a file is *active* if
 //! changes are reported, and *silent* otherwise.
@@ -19,9 +17,10 @@ use rustix::fs::{FileType, OFlags, Stat};
 
 use super::descriptors::{duplicate, key_of, recorded_path, reopen, stat};
 use super::epoch::{Content, Old, Pages, Part};
-use super::paths::{Entry, is_shortage, path_of};
+use super::paths::{Entry, is_shortage};
 use super::state::{CHUNK, State};
 use super::watched::Mark;
+use crate::descriptor::path_of;
 use crate::error::Result;
 use crate::rights::Aspects;
 

@@ -5,11 +5,11 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, SeekFrom, Stat};
+use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::paths::{is_shortage, path_of, try_path_of};
-use crate::descriptor::link_of;
+use super::paths::is_shortage;
+use crate::descriptor::{link_of, path_of, try_path_of};
 use crate::error::{Result, UndoError};
 use crate::key::FileKey;
 
@@ -59,18 +59,4 @@ pub(super) fn reopen(file: BorrowedFd<'_>) -> Result<OwnedFd> {
 pub(super) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {
     let copy = rustix::io::fcntl_dupfd_cloexec(file, 3);
     Ok(copy.map_err(|errno| sys::Error::new("duplicate a descriptor", errno))?)
-}
-
-/// Returns the next range with data at or after an offset, clipped to `size`. Returns an empty range at the end.
-pub(super) fn data_behind(source: BorrowedFd<'_>, at: u64, size: u64) -> Result<(u64, u64)> {
-    let failed = |errno| sys::Error::path("look for holes in", path_of(source), errno);
-    let data = match rustix::fs::seek(source, SeekFrom::Data(at)) {
-        Ok(data) => data.min(size),
-        Err(Errno::NXIO) => return Ok((size, size)),
-        // A file system without SEEK_DATA shows no holes.
-        Err(Errno::INVAL) => return Ok((at, size)),
-        Err(errno) => return Err(failed(errno).into()),
-    };
-    let hole = rustix::fs::seek(source, SeekFrom::Hole(data)).map_err(failed)?;
-    Ok((data, hole.min(size)))
 }

@@ -1,7 +1,5 @@
 //! Recording of names that are about to change.
 //!
-//! An old inode existed when the present epoch began.
-//!
 //! Owns: the record of a name at its first change in an epoch, and hard links that preserve inodes whose names are
 //! removed.
 //! Invariants: a record names the inode that the name led to when the epoch began. An old inode keeps a name, or the
@@ -16,8 +14,9 @@ use rustix::io::Errno;
 
 use super::descriptors::{self, key_of, recorded_path, stat};
 use super::epoch::{Content, Names, Touched};
-use super::paths::{Entry, path_of};
+use super::paths::Entry;
 use super::state::State;
+use crate::descriptor::path_of;
 use crate::error::Result;
 use crate::key::{Attributes, FileKey};
 use crate::rights::Aspects;

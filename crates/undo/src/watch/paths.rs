@@ -5,7 +5,7 @@
 //! path. The result is therefore the name that the kernel would create or change.
 //! Does not: know what a call does with a name.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,6 @@ use sys::process_memory;
 use sys::working_directory::within_root;
 
 use super::calls::PathAt;
-use crate::descriptor::link_of;
 
 /// Maximum length of a path in bytes (PATH_MAX).
 const PATH_BYTES_MAX: usize = 4096;
@@ -253,22 +252,12 @@ fn open(directory: &OwnedFd, path: &Path) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(directory, path, PATH_ONLY, Mode::empty())
 }
 
-/// Returns the path of an open file, for a message.
-pub(super) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
-    try_path_of(file).unwrap_or_default()
-}
-
-/// Returns the path of an open file.
-pub(super) fn try_path_of(file: BorrowedFd<'_>) -> Result<PathBuf, Errno> {
-    let path = rustix::fs::readlink(link_of(file), Vec::new())?;
-    Ok(PathBuf::from(OsStr::from_bytes(path.as_bytes())))
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+    use crate::descriptor::path_of;
 
     fn own_thread() -> Tid {
         Tid(rustix::thread::gettid().as_raw_nonzero().get())

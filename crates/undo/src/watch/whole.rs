@@ -4,15 +4,16 @@
 //! Invariants: after recording, the undo log contains all content that the file had when the epoch began.
 //! Does not: decide when a file is recorded whole; `content` does.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use rustix::fs::Stat;
 
-use super::descriptors::{data_behind, reopen};
+use super::descriptors::reopen;
 use super::epoch::{Content, Id, Pages, Part};
 use super::paths::is_shortage;
 use super::state::State;
 use super::watched::Mark;
+use crate::descriptor::data_behind;
 use crate::error::Result;
 
 const PAGE: u64 = 4096;
@@ -89,7 +90,7 @@ impl State {
         let mut copied = 0;
         let mut at = 0;
         while at < size {
-            let (data, end) = data_behind(source.as_fd(), at, size)?;
+            let (data, end) = data_behind(&source, at, size)?;
             if data > at {
                 self.hole(id, at, data)?;
             }

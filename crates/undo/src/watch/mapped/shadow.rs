@@ -5,7 +5,7 @@
 //! Does not: know which pages have changed.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -13,8 +13,7 @@ use model::ByteCount;
 use rustix::io::Errno;
 use sys::writeback;
 
-use super::super::descriptors::data_behind;
-use crate::descriptor::read_at;
+use crate::descriptor::{data_behind, read_at};
 use crate::error::Result;
 
 pub(crate) const PAGE: u64 = 4096;
@@ -51,7 +50,7 @@ impl Shadow {
         let size = length.min(offset.saturating_add(bytes));
         let mut at = offset;
         while at < size {
-            let (data, end) = data_behind(self.file.as_fd(), at, size)?;
+            let (data, end) = data_behind(&self.file, at, size)?;
             let mut from = data;
             while from < end {
                 let room = ((end - from) as usize).min(BLOCK);
