@@ -1,7 +1,6 @@
-//! Reads many pages of an image fast, and verifies their checksums. Several threads keep many reads in flight. An
-//! *extent* is a range of pages of one process whose content is contiguous in a *segment*. Adjacent extents form a
-//! *part*. Parts of one segment, together at most `RUN_BYTES_MAX` bytes, form a *run*. A thread reads and verifies one
-//! run at a time.
+//! Reads many pages of an image fast, and verifies their checksums. Several threads keep many reads in flight. Adjacent
+//! extents form a *part*. Parts of one segment, together at most `RUN_BYTES_MAX` bytes, form a *run*. A thread reads and
+//! verifies one run at a time.
 //!
 //! Owns: forming the parts and runs; distributing the runs among threads; verifying all pages of an image.
 //! Invariants: each extent is delivered once, after its checksum was verified. After the first error, no thread begins

@@ -1,7 +1,5 @@
 //! Identities of inodes that survive renames, and attributes of inodes.
 //!
-//! The undo log records attributes of files, and a rollback to a checkpoint sets these attributes again.
-//!
 //! Owns: keys and attributes of inodes, and the functions that read a key or attributes. The tags of times and attributes
 //! are those of the undo log, and never change.
 //! Invariants: a key identifies one inode for ever, because the file handle contains the generation of the inode

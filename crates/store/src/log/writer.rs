@@ -1,6 +1,5 @@
-//! Writes the checkpoints of a subject to a log. Here, an *epoch* is a checkpoint in progress. Copiers (threads that
-//! copy pages of the subject) fill buffers for the open epoch. Meanwhile, a writer thread writes the buffers that are
-//! already full.
+//! Writes the checkpoints of a subject to a log. Copiers (threads that copy pages of the subject) fill buffers for the
+//! open epoch. Meanwhile, a writer thread writes the buffers that are already full.
 //!
 //! Owns: `LogWriter`; the open epoch; the limit of the number of epochs in flight.
 //! Invariants: a checkpoint becomes visible only when all data of the checkpoint is written. At most one epoch is open.

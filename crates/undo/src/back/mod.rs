@@ -5,7 +5,7 @@
 //! - The target is computed: the recorded states of files at the checkpoint.
 //! - A survey compares the present files with the target.
 //! - A journal records what the rollback is about to change. If the rollback is interrupted, the next call uses the
-//!   journal to continue.
+//!   journal to continue. The rollback then consists of several *attempts*.
 //! - Steps change the files. Files that the subject has created since the checkpoint are moved aside, into a special
 //!   directory.
 //! - A new epoch begins at the checkpoint.

@@ -1,16 +1,13 @@
 //! The steps of a rollback.
 //!
-//! The *target* contains the recorded states of files at the checkpoint. A survey has found the names that lead to a
-//! wrong inode, and the inodes that belong to the checkpoint. The steps correct these names, and then restore content
-//! and attributes.
+//! A survey has found the names that lead to a wrong inode, and the inodes that belong to the checkpoint. The steps
+//! correct these names, and then restore content and attributes.
 //!
 //! A rollback uses three work directories on each file system:
 //!
 //! - `new` contains inodes of the checkpoint that the rollback has created again, until they have their names.
 //! - `transit` contains inodes of the checkpoint that had a wrong name, until they have their names of the checkpoint.
 //! - `aside` contains files that the subject has created since the checkpoint.
-//!
-//! A rollback that is interrupted and continued consists of several *attempts*.
 //!
 //! Owns: the order of the steps, and the operations of each step.
 //! Invariants: each step is computed from the present files. Therefore, a later attempt can execute all steps once

@@ -1,8 +1,5 @@
 //! The journal of a rollback: the file that lets a later call continue an interrupted rollback.
 //!
-//! A rollback returns the files of a subject to a checkpoint. After an interruption, a rollback consists of several
-//! attempts.
-//!
 //! Owns: the journal file, with the checkpoint, the inodes that may have changed, and the inodes that were created
 //! again.
 //! Invariants: the journal is durable before the first step. The alias of a new inode is in the journal before the

@@ -1,9 +1,7 @@
 //! The undo log of a subject: records earlier file states, and removes old epochs.
 //!
-//! A log is a directory with one file for each epoch. An epoch begins at an exact checkpoint: a checkpoint to which
-//! files can be rolled back. Further checkpoints belong to the same epoch until a file changes. The records of an epoch
-//! describe files at its beginning. A rollback to a checkpoint applies the records of all epochs since the checkpoint.
-//! Each file names the previous epoch. Records name links and copies of files in *keep directories*.
+//! A log is a directory with one file for each epoch, which names the previous epoch. Further checkpoints belong to an
+//! epoch until a file changes. A rollback to a checkpoint applies the records of all epochs since the checkpoint.
 //!
 //! Owns: the writer, the retention of epochs and the size limit. Submodules own records, log files and reading.
 //! Invariants: a written record is in the page cache when the method returns. If a write fails, the partial record is

@@ -1,9 +1,7 @@
 //! Reads the files of an undo log.
 //!
-//! The log has one file for each epoch, which contains records of earlier file states in *frames* with checksums. Each
-//! file names the previous epoch, so that the files form a chain. The chain begins with the newest epoch, and ends
-//! where a file is missing. A record is *torn* if only its beginning was written. An epoch is *broken* if its records
-//! are incomplete.
+//! The files of the epochs form a chain, which begins with the newest epoch and ends where a file is missing. A record
+//! is *torn* if only its beginning was written.
 //!
 //! Owns: the choice of the files that belong to the chain, and the detection of broken epochs.
 //! Invariants: a record is used only if its checksum is correct. A damaged epoch is broken, and [`ReadEpoch`] contains

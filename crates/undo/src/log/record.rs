@@ -1,8 +1,5 @@
 //! Records of the undo log.
 //!
-//! A rollback uses the records to return files to their state at a checkpoint. The *journal* of a rollback lets a later
-//! call continue an interrupted rollback.
-//!
 //! Owns: the kinds and versions of records, and the protobuf messages of records.
 //! Invariants: an unknown kind or version is an error that names the kind and the version.
 //! Does not: read or write files.

@@ -1,8 +1,6 @@
 //! Checkpoints that a rollback can reach, the files that were open at each checkpoint, and data that became durable
 //! after each checkpoint.
 //!
-//! A boundary binds the state of files to a checkpoint.
-//!
 //! Does not: find open files; `boundary` does.
 
 use std::collections::BTreeMap;

@@ -1,8 +1,5 @@
 //! Classifies system calls: finds the change of files that each call is about to make.
 //!
-//! A seccomp filter reports the system calls of the subject that can change files. The watch then records the earlier
-//! state of the files. A reported call has not been executed yet.
-//!
 //! Owns: the mapping from system call numbers and arguments to changes, for x86-64.
 //! Invariants: functions are pure. For a call that is not in the mapping, the result is `Unknown`, and never `Nothing`.
 //! Does not: read memory of the subject, or access files.

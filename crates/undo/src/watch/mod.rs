@@ -5,9 +5,7 @@
 //! mapped. The thread of the subject waits until the watch has recorded the earlier state and has answered. The watch
 //! receives and answers system calls through the *listener*, a descriptor of the filter.
 //!
-//! A boundary ends one epoch and begins the next epoch. Exception: if no file has changed in the present epoch, the
-//! epoch continues after the checkpoint. An epoch is *broken* if the records of the epoch are incomplete. No rollback
-//! crosses a broken epoch.
+//! If no file has changed in the present epoch, the epoch continues after a checkpoint.
 //!
 //! Owns: the threads that answer calls and events, and the state of the present epoch.
 //! Invariants: the watch answers a call or an event only after the log contains the earlier state, or the epoch is

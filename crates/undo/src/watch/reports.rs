@@ -1,7 +1,6 @@
 //! The calls of a subject that a seccomp filter reports, and the thread that answers them.
 //!
-//! The watch receives and answers calls through the *listener*, a descriptor of the filter. Each incarnation has a
-//! filter of its own.
+//! Each incarnation has a filter of its own.
 //!
 //! Owns: the choice of the filter, its installation in a started program, and the start of the answering thread.
 //! Invariants: a listener is passed to the listener holders before the first call is answered.

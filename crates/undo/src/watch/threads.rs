@@ -1,9 +1,6 @@
 //! The threads of the watch, which receive system calls and content events, and answer them.
 //!
-//! A seccomp filter reports system calls through the *listener*, a descriptor of the filter. fanotify(7) reports a
-//! content event before a process reads, writes or maps content of a marked file. The reporting thread waits until the
-//! watch answers. The watch records the earlier state of files under a lock, and then answers. An epoch is broken if
-//! its records are incomplete; no rollback across a broken epoch is possible.
+//! The watch records the earlier state of files under a lock, and then answers.
 //!
 //! Owns: receiving calls and events, and answering each call and event.
 //! Invariants: every call and event is answered, even if recording fails. An event that this program itself has caused
