@@ -37,7 +37,7 @@ fn run() -> Result<u8, failure::Failure> {
     };
     let Some((name, arguments)) = matches.subcommand() else { return Ok(0) };
     match verb::named(name) {
-        Some(verb) => verb.run(arguments),
+        Some(verb) => (verb.run)(arguments),
         None => Ok(guardian::ExitCode::Usage.number()),
     }
 }

@@ -35,6 +35,16 @@ pub(crate) fn named_store(matches: &ArgMatches) -> Option<&Path> {
     matches.get_one::<PathBuf>(STORE).map(PathBuf::as_path)
 }
 
+/// Defines the option `--NAME` without a value.
+pub(crate) fn flag(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+}
+
+/// Defines the option `--NAME VALUE`.
+pub(crate) fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(value).help(help)
+}
+
 /// Defines a positional argument PID.
 pub(crate) fn pid(help: &'static str) -> Arg {
     Arg::new("PID").value_parser(parse_pid).help(help)
@@ -75,12 +85,7 @@ program goes on";
 
 /// The option `--on-restore`.
 pub(crate) fn on_restore() -> Arg {
-    Arg::new("on-restore")
-        .long("on-restore")
-        .value_name("CMD")
-        .value_parser(value_parser!(OsString))
-        .help(ON_RESTORE)
-        .long_help(ON_RESTORE_LONG)
+    option("on-restore", "CMD", ON_RESTORE).value_parser(value_parser!(OsString)).long_help(ON_RESTORE_LONG)
 }
 
 /// Returns the value of `--on-restore`.
@@ -90,15 +95,15 @@ pub(crate) fn given_on_restore(matches: &ArgMatches) -> Option<OsString> {
 
 /// Defines `--lose-connections`.
 pub(crate) fn lose_connections() -> Arg {
-    Arg::new("lose-connections")
-        .long("lose-connections")
-        .action(ArgAction::SetTrue)
-        .help("Accept that connections to other programs (sockets, pipes) are restored as closed by the peer")
+    flag(
+        "lose-connections",
+        "Accept that connections to other programs (sockets, pipes) are restored as closed by the peer",
+    )
 }
 
 /// Defines `--json`.
 pub(crate) fn json() -> Arg {
-    Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON")
+    flag("json", "Print JSON")
 }
 
 /// The beginning of the help text of `--compress`, for commands that write an image.

@@ -178,11 +178,10 @@ fn leading_option(text: &str) -> String {
     if is_first { text.chars().take_while(is_part).collect() } else { String::new() }
 }
 
-/// Returns the names of the verbs in a file: the values that `fn name` returns, and the `name` fields of constants.
+/// Returns the names of the verbs in a file: the `name` fields of the values of type `Verb`.
 fn verb_names(text: &str) -> Vec<String> {
-    let bodies = text.split("fn name(&self) -> &'static str {").skip(1);
-    let fields = text.split("\n    name: ").skip(1);
-    bodies.chain(fields).filter_map(|body| quoted(body.trim_start())).collect()
+    let fields = text.split("Verb {").skip(1).filter_map(|rest| rest.trim_start().strip_prefix("name: "));
+    fields.filter_map(quoted).collect()
 }
 
 /// Returns the options that a file declares for clap: `.long("x")` and `option("x", …)`.
@@ -218,7 +217,7 @@ mod tests {
 
     const VERB: (&str, &str) = (
         "crates/cli/src/verb/run.rs",
-        "//! x\nfn a() { struct R; }\nimpl R { fn name(&self) -> &'static str {\n \"run\" } fn b() { option(\"keep\", 1); x.long(\"json\"); } }\n",
+        "//! x\nconst VERB: Verb = Verb { name: \"run\", run };\nfn a() { option(\"keep\", 1); x.long(\"json\"); }\n",
     );
     const SHARED: (&str, &str) = ("crates/cli/src/command.rs", "//! x\nfn a() { x.long(\"store\"); }\n");
 

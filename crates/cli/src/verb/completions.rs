@@ -9,30 +9,21 @@ use clap_complete::Shell;
 use super::interface::Verb;
 use crate::failure::Failure;
 
-pub(super) struct Completions {
-    /// Creates the whole command line.
-    pub(super) command: fn() -> Command,
+/// Returns the verb. `run` prints the completions.
+pub(super) const fn verb(run: fn(&ArgMatches) -> Result<u8, Failure>) -> Verb {
+    Verb { name: "completions", about: "Print the completions of a shell", arguments, run }
 }
 
-impl Verb for Completions {
-    fn name(&self) -> &'static str {
-        "completions"
-    }
+fn arguments(command: Command) -> Command {
+    command.arg(Arg::new("SHELL").required(true).value_parser(value_parser!(Shell)).help("The shell"))
+}
 
-    fn about(&self) -> &'static str {
-        "Print the completions of a shell"
+/// Prints the completions of the command line `whole`.
+pub(super) fn print(matches: &ArgMatches, whole: &mut Command) -> Result<u8, Failure> {
+    if let Some(shell) = matches.get_one::<Shell>("SHELL") {
+        let mut text = Vec::new();
+        clap_complete::generate(*shell, whole, "undying", &mut text);
+        std::io::Write::write_all(&mut std::io::stdout().lock(), &text)?;
     }
-
-    fn arguments(&self, command: Command) -> Command {
-        command.arg(Arg::new("SHELL").required(true).value_parser(value_parser!(Shell)).help("The shell"))
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        if let Some(shell) = matches.get_one::<Shell>("SHELL") {
-            let mut text = Vec::new();
-            clap_complete::generate(*shell, &mut (self.command)(), "undying", &mut text);
-            std::io::Write::write_all(&mut std::io::stdout().lock(), &text)?;
-        }
-        Ok(0)
-    }
+    Ok(0)
 }

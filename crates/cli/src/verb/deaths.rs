@@ -5,40 +5,31 @@
 
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgMatches};
 use guardian::{DeathRow, History};
 
 use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
 use crate::{parse, print};
 
-pub(super) struct Deaths;
+pub(super) const VERB: Verb = Verb {
+    name: "deaths",
+    about: "List how subjects died and what followed",
+    arguments: |command| command.arg(Arg::new("NAME").help("The subject")).arg(parse::json()),
+    run,
+};
 
-impl Verb for Deaths {
-    fn name(&self) -> &'static str {
-        "deaths"
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let name = matches.get_one::<String>("NAME").map(String::as_str);
+    let mut history = History::open(&parse::given_store(matches)?, name)?;
+    let found = guardian::deaths(&history.read()?);
+    if matches.get_flag("json") {
+        print::json(&found)?;
+        return Ok(report_left_out(&history.take_failed()));
     }
-
-    fn about(&self) -> &'static str {
-        "List how subjects died and what followed"
-    }
-
-    fn arguments(&self, command: Command) -> Command {
-        command.arg(Arg::new("NAME").help("The subject")).arg(parse::json())
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let name = matches.get_one::<String>("NAME").map(String::as_str);
-        let mut history = History::open(&parse::given_store(matches)?, name)?;
-        let found = guardian::deaths(&history.read()?);
-        if matches.get_flag("json") {
-            print::json(&found)?;
-            return Ok(report_left_out(&history.take_failed()));
-        }
-        let rows: Vec<Vec<String>> = found.iter().map(row).collect();
-        print::table(&["TIME", "NAME", "PID", "CAUSE", "FOLLOWED BY"], &rows)?;
-        Ok(report_left_out(&history.take_failed()))
-    }
+    let rows: Vec<Vec<String>> = found.iter().map(row).collect();
+    print::table(&["TIME", "NAME", "PID", "CAUSE", "FOLLOWED BY"], &rows)?;
+    Ok(report_left_out(&history.take_failed()))
 }
 
 fn row(death: &DeathRow) -> Vec<String> {

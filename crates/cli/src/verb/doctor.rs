@@ -3,45 +3,36 @@
 //! Owns: the text form of the list of checks.
 //! Does not: execute the checks; `guardian` does.
 
-use clap::{ArgMatches, Command};
+use clap::ArgMatches;
 use guardian::{CheckState, ExitCode};
 
 use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 
-pub(super) struct Doctor;
+pub(super) const VERB: Verb = Verb {
+    name: "doctor",
+    about: "Test the features of this kernel and this user, and show a fix for each missing feature",
+    arguments: |command| command.arg(parse::json()),
+    run,
+};
 
-impl Verb for Doctor {
-    fn name(&self) -> &'static str {
-        "doctor"
-    }
-
-    fn about(&self) -> &'static str {
-        "Test the features of this kernel and this user, and show a fix for each missing feature"
-    }
-
-    fn arguments(&self, command: Command) -> Command {
-        command.arg(parse::json())
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let report = guardian::doctor(&parse::given_store(matches)?);
-        if matches.get_flag("json") {
-            print::json(&report)?;
-        } else {
-            for check in &report.checks {
-                let state = match check.state {
-                    CheckState::Ok => "ok",
-                    CheckState::Degraded => "degraded",
-                    CheckState::Missing => "missing",
-                };
-                print::line(format_args!("{state:<9} {:<15} {}", check.name, check.detail))?;
-                if !check.fix.is_empty() {
-                    print::line(format_args!("{:<25} help: {}", "", check.fix))?;
-                }
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let report = guardian::doctor(&parse::given_store(matches)?);
+    if matches.get_flag("json") {
+        print::json(&report)?;
+    } else {
+        for check in &report.checks {
+            let state = match check.state {
+                CheckState::Ok => "ok",
+                CheckState::Degraded => "degraded",
+                CheckState::Missing => "missing",
+            };
+            print::line(format_args!("{state:<9} {:<15} {}", check.name, check.detail))?;
+            if !check.fix.is_empty() {
+                print::line(format_args!("{:<25} help: {}", "", check.fix))?;
             }
         }
-        Ok(if report.ok { ExitCode::Done } else { ExitCode::Missing }.number())
     }
+    Ok(if report.ok { ExitCode::Done } else { ExitCode::Missing }.number())
 }

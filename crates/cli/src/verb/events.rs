@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, Command, value_parser};
 use guardian::{EventKind, EventRow, History};
 
 use super::interface::Verb;
@@ -18,71 +18,54 @@ use crate::{parse, print};
 /// Poll interval for new events. Guardians write events at the same interval.
 const PERIOD: Duration = Duration::from_millis(200);
 
-pub(super) struct Events;
+pub(super) const VERB: Verb = Verb {
+    name: "events",
+    about: "List the events of subjects: checkpoints with the time of each phase, deaths, restores",
+    arguments,
+    run,
+};
 
-impl Verb for Events {
-    fn name(&self) -> &'static str {
-        "events"
+fn arguments(command: Command) -> Command {
+    command
+        .arg(Arg::new("NAME").help("The subject"))
+        .arg(parse::flag("follow", "Also print later events").short('f'))
+        .arg(
+            parse::option("only", "KINDS", "Print only events of these kinds, like deaths,restores")
+                .value_delimiter(',')
+                .value_parser(PossibleValuesParser::new(
+                    EventKind::ALL.map(|(kind, about)| PossibleValue::new(kind.name()).help(about)),
+                )),
+        )
+        .arg(
+            parse::option("trace", "FILE", "Write them to FILE for Perfetto or Chrome's trace viewer")
+                .value_parser(value_parser!(PathBuf))
+                .conflicts_with_all(["follow", "json"]),
+        )
+        .arg(parse::json().help("Print one JSON object a line"))
+}
+
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let name = matches.get_one::<String>("NAME").map(String::as_str);
+    let only: Vec<&String> = matches.get_many("only").into_iter().flatten().collect();
+    let is_wanted =
+        |row: &EventRow| only.is_empty() || only.iter().any(|kind| *kind == row.what.kind().name());
+    let mut history = History::open(&parse::given_store(matches)?, name)?;
+    if let Some(path) = matches.get_one::<PathBuf>("trace") {
+        let mut rows = history.read()?;
+        rows.retain(is_wanted);
+        guardian::write_trace(path, &rows)?;
+        print::say(format_args!("{} events written to {}", rows.len(), path.display()));
+        return Ok(report_left_out(&history.take_failed()));
     }
-
-    fn about(&self) -> &'static str {
-        "List the events of subjects: checkpoints with the time of each phase, deaths, restores"
-    }
-
-    fn arguments(&self, command: Command) -> Command {
-        command
-            .arg(Arg::new("NAME").help("The subject"))
-            .arg(
-                Arg::new("follow")
-                    .short('f')
-                    .long("follow")
-                    .action(ArgAction::SetTrue)
-                    .help("Also print later events"),
-            )
-            .arg(
-                Arg::new("only")
-                    .long("only")
-                    .value_name("KINDS")
-                    .value_delimiter(',')
-                    .value_parser(PossibleValuesParser::new(
-                        EventKind::ALL.map(|(kind, about)| PossibleValue::new(kind.name()).help(about)),
-                    ))
-                    .help("Print only events of these kinds, like deaths,restores"),
-            )
-            .arg(
-                Arg::new("trace")
-                    .long("trace")
-                    .value_name("FILE")
-                    .value_parser(value_parser!(PathBuf))
-                    .conflicts_with_all(["follow", "json"])
-                    .help("Write them to FILE for Perfetto or Chrome's trace viewer"),
-            )
-            .arg(parse::json().help("Print one JSON object a line"))
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let name = matches.get_one::<String>("NAME").map(String::as_str);
-        let only: Vec<&String> = matches.get_many("only").into_iter().flatten().collect();
-        let is_wanted =
-            |row: &EventRow| only.is_empty() || only.iter().any(|kind| *kind == row.what.kind().name());
-        let mut history = History::open(&parse::given_store(matches)?, name)?;
-        if let Some(path) = matches.get_one::<PathBuf>("trace") {
-            let mut rows = history.read()?;
-            rows.retain(is_wanted);
-            guardian::write_trace(path, &rows)?;
-            print::say(format_args!("{} events written to {}", rows.len(), path.display()));
-            return Ok(report_left_out(&history.take_failed()));
+    loop {
+        for row in history.read()?.iter().filter(|row| is_wanted(row)) {
+            tell(row, matches.get_flag("json"))?;
         }
-        loop {
-            for row in history.read()?.iter().filter(|row| is_wanted(row)) {
-                tell(row, matches.get_flag("json"))?;
-            }
-            let code = report_left_out(&history.take_failed());
-            if !matches.get_flag("follow") {
-                return Ok(code);
-            }
-            std::thread::sleep(PERIOD);
+        let code = report_left_out(&history.take_failed());
+        if !matches.get_flag("follow") {
+            return Ok(code);
         }
+        std::thread::sleep(PERIOD);
     }
 }
 

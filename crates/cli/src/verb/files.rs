@@ -5,58 +5,52 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{ArgMatches, Command, value_parser};
 
 use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 
-pub(super) struct Files;
+pub(super) const VERB: Verb = Verb {
+    name: "files",
+    about: "List files that restarts of a subject have moved aside, or put one back",
+    arguments,
+    run,
+};
 
-impl Verb for Files {
-    fn name(&self) -> &'static str {
-        "files"
-    }
-
-    fn about(&self) -> &'static str {
-        "List files that restarts of a subject have moved aside, or put one back"
-    }
-
-    fn arguments(&self, command: Command) -> Command {
-        command
-            .arg(parse::name("NAME", "The subject"))
-            .arg(
-                Arg::new("put-back")
-                    .long("put-back")
-                    .value_name("PATH")
-                    .value_parser(value_parser!(PathBuf))
-                    .help(
-                        "Put the newest that was moved aside from PATH back there; nothing may be there now",
-                    ),
+fn arguments(command: Command) -> Command {
+    command
+        .arg(parse::name("NAME", "The subject"))
+        .arg(
+            parse::option(
+                "put-back",
+                "PATH",
+                "Put the newest that was moved aside from PATH back there; nothing may be there now",
             )
-            .arg(parse::json())
-    }
+            .value_parser(value_parser!(PathBuf)),
+        )
+        .arg(parse::json())
+}
 
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let (store, name) = (parse::given_store(matches)?, parse::given(matches, "NAME"));
-        let json = matches.get_flag("json");
-        if let Some(path) = matches.get_one::<PathBuf>("put-back") {
-            let row = guardian::put_back(&store, &name, path)?;
-            if json {
-                print::json(&row)?;
-            } else {
-                print::line(format_args!("put back {}", row.path))?;
-            }
-            return Ok(0);
-        }
-        let found = guardian::moved_aside(&store, &name)?;
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let (store, name) = (parse::given_store(matches)?, parse::given(matches, "NAME"));
+    let json = matches.get_flag("json");
+    if let Some(path) = matches.get_one::<PathBuf>("put-back") {
+        let row = guardian::put_back(&store, &name, path)?;
         if json {
-            print::json(&found)?;
-            return Ok(0);
+            print::json(&row)?;
+        } else {
+            print::line(format_args!("put back {}", row.path))?;
         }
-        let rows: Vec<Vec<String>> =
-            found.iter().map(|row| vec![print::bytes(row.bytes), row.path.clone(), row.to.clone()]).collect();
-        print::table(&["SIZE", "PATH", "NOW IN"], &rows)?;
-        Ok(0)
+        return Ok(0);
     }
+    let found = guardian::moved_aside(&store, &name)?;
+    if json {
+        print::json(&found)?;
+        return Ok(0);
+    }
+    let rows: Vec<Vec<String>> =
+        found.iter().map(|row| vec![print::bytes(row.bytes), row.path.clone(), row.to.clone()]).collect();
+    print::table(&["SIZE", "PATH", "NOW IN"], &rows)?;
+    Ok(0)
 }

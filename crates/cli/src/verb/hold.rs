@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches, Command};
+use clap::{ArgMatches, Command};
 
 use super::interface::Verb;
 use crate::failure::Failure;
@@ -15,58 +15,43 @@ use crate::{parse, print};
 const TIME: &str = "1m";
 
 /// Stops a program after a checkpoint of this moment.
-pub(super) struct Hold;
+pub(super) const HOLD: Verb = Verb {
+    name: "hold",
+    about: "Stop a guarded program after a checkpoint of this moment, until `release` or a time limit",
+    arguments: hold_arguments,
+    run: hold,
+};
 
-/// Lets a held program continue.
-pub(super) struct Release;
-
-impl Verb for Hold {
-    fn name(&self) -> &'static str {
-        "hold"
-    }
-
-    fn about(&self) -> &'static str {
-        "Stop a guarded program after a checkpoint of this moment, until `release` or a time limit"
-    }
-
-    fn arguments(&self, command: Command) -> Command {
-        let time = Arg::new("for").long("for").value_name("DUR").default_value(TIME);
-        let time = time.value_parser(parse::hold_time);
-        command
-            .arg(parse::name("NAME", "The guarded program, or a group that is checkpointed together"))
-            .arg(time.help("The time limit, at most 10m"))
-            .after_help(
-                "All threads of the program stop at one moment, and a checkpoint contains this moment. Connections stay \
-                 open: peers see a delay.",
-            )
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let time = matches.get_one::<Duration>("for").copied().unwrap_or_default();
-        let name = parse::given(matches, "NAME");
-        let image = guardian::hold(&parse::given_store(matches)?, &name, time)?;
-        print::say(format_args!("undying: {name} is held at {image}"));
-        Ok(0)
-    }
+fn hold_arguments(command: Command) -> Command {
+    let time = parse::option("for", "DUR", "The time limit, at most 10m").default_value(TIME);
+    command
+        .arg(parse::name("NAME", "The guarded program, or a group that is checkpointed together"))
+        .arg(time.value_parser(parse::hold_time))
+        .after_help(
+            "All threads of the program stop at one moment, and a checkpoint contains this moment. Connections stay \
+             open: peers see a delay.",
+        )
 }
 
-impl Verb for Release {
-    fn name(&self) -> &'static str {
-        "release"
-    }
+fn hold(matches: &ArgMatches) -> Result<u8, Failure> {
+    let time = matches.get_one::<Duration>("for").copied().unwrap_or_default();
+    let name = parse::given(matches, "NAME");
+    let image = guardian::hold(&parse::given_store(matches)?, &name, time)?;
+    print::say(format_args!("undying: {name} is held at {image}"));
+    Ok(0)
+}
 
-    fn about(&self) -> &'static str {
-        "Let a held program continue"
-    }
+/// Lets a held program continue.
+pub(super) const RELEASE: Verb = Verb {
+    name: "release",
+    about: "Let a held program continue",
+    arguments: |command| command.arg(parse::name("NAME", "The held program")),
+    run: release,
+};
 
-    fn arguments(&self, command: Command) -> Command {
-        command.arg(parse::name("NAME", "The held program"))
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let name = parse::given(matches, "NAME");
-        guardian::release(&parse::given_store(matches)?, &name)?;
-        print::say(format_args!("undying: {name} continues"));
-        Ok(0)
-    }
+fn release(matches: &ArgMatches) -> Result<u8, Failure> {
+    let name = parse::given(matches, "NAME");
+    guardian::release(&parse::given_store(matches)?, &name)?;
+    print::say(format_args!("undying: {name} continues"));
+    Ok(0)
 }

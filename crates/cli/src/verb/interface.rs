@@ -7,13 +7,12 @@ use clap::{ArgMatches, Command};
 use crate::failure::Failure;
 
 /// A verb of the command line.
-pub(crate) trait Verb: Sync {
-    /// Returns the name of the verb.
-    fn name(&self) -> &'static str;
-    /// Returns one line of help.
-    fn about(&self) -> &'static str;
+pub(crate) struct Verb {
+    pub(crate) name: &'static str,
+    /// One line of help.
+    pub(crate) about: &'static str,
     /// Adds the arguments of the verb to the command.
-    fn arguments(&self, command: Command) -> Command;
+    pub(crate) arguments: fn(Command) -> Command,
     /// Executes the verb. Returns the exit code.
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure>;
+    pub(crate) run: fn(&ArgMatches) -> Result<u8, Failure>,
 }

@@ -5,41 +5,32 @@
 
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgMatches};
 
 use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
 use crate::{parse, print};
 
-pub(super) struct Ls;
+pub(super) const VERB: Verb = Verb {
+    name: "ls",
+    about: "List the subjects of the store, or the checkpoints of one",
+    arguments: |command| command.arg(Arg::new("NAME").help("The subject")).arg(parse::json()),
+    run,
+};
 
-impl Verb for Ls {
-    fn name(&self) -> &'static str {
-        "ls"
-    }
-
-    fn about(&self) -> &'static str {
-        "List the subjects of the store, or the checkpoints of one"
-    }
-
-    fn arguments(&self, command: Command) -> Command {
-        command.arg(Arg::new("NAME").help("The subject")).arg(parse::json())
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let store = parse::given_store(matches)?;
-        let json = matches.get_flag("json");
-        match matches.get_one::<String>("NAME") {
-            Some(name) => {
-                list_checkpoints(&guardian::checkpoints(&store, name)?, json)?;
-                Ok(0)
-            }
-            None => {
-                print::say_if_missing(&store);
-                let found = guardian::subjects(&store)?;
-                list_subjects(&found.rows, json)?;
-                Ok(report_left_out(&found.failed))
-            }
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let store = parse::given_store(matches)?;
+    let json = matches.get_flag("json");
+    match matches.get_one::<String>("NAME") {
+        Some(name) => {
+            list_checkpoints(&guardian::checkpoints(&store, name)?, json)?;
+            Ok(0)
+        }
+        None => {
+            print::say_if_missing(&store);
+            let found = guardian::subjects(&store)?;
+            list_subjects(&found.rows, json)?;
+            Ok(report_left_out(&found.failed))
         }
     }
 }

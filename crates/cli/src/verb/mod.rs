@@ -38,45 +38,45 @@ mod up;
 mod verify;
 
 /// All verbs, in the order of the help text.
-pub(crate) const REGISTRY: &[&dyn Verb] = &[
-    &doctor::Doctor,
-    &preflight::Preflight,
-    &checkpoint::Checkpoint,
-    &restore::Restore,
-    &run::Run,
-    &files::Files,
-    &ls::Ls,
-    &show::Show,
-    &verify::Verify,
-    &squash::Squash,
-    &prune::Prune,
-    &gc::Gc,
-    &copies::StoreCopy,
-    &copies::GetCopy,
-    &copies::LinkCopy,
-    &copies::DelCopy,
-    &status::Status,
-    &top::Top,
-    &events::Events,
-    &deaths::Deaths,
-    &metrics::Metrics,
-    &check::Check,
-    &up::Up,
-    &orders::DOWN,
-    &orders::RELOAD,
-    &orders::START,
-    &orders::STOP,
-    &orders::Restart,
-    &hold::Hold,
-    &hold::Release,
-    &orders::Complain,
-    &completions::Completions { command },
-    &man::ManPage { command },
+pub(crate) const REGISTRY: &[Verb] = &[
+    doctor::VERB,
+    preflight::VERB,
+    checkpoint::VERB,
+    restore::VERB,
+    run::VERB,
+    files::VERB,
+    ls::VERB,
+    show::VERB,
+    verify::VERB,
+    squash::VERB,
+    prune::VERB,
+    gc::VERB,
+    copies::STORE,
+    copies::GET,
+    copies::LINK,
+    copies::DEL,
+    status::VERB,
+    top::VERB,
+    events::VERB,
+    deaths::VERB,
+    metrics::VERB,
+    check::VERB,
+    up::VERB,
+    orders::DOWN,
+    orders::RELOAD,
+    orders::START,
+    orders::STOP,
+    orders::RESTART,
+    hold::HOLD,
+    hold::RELEASE,
+    orders::COMPLAIN,
+    completions::verb(|matches| completions::print(matches, &mut command())),
+    man::verb(|_| man::print(command())),
 ];
 
 /// Returns the verb with this name.
-pub(crate) fn named(name: &str) -> Option<&'static dyn Verb> {
-    REGISTRY.iter().find(|verb| verb.name() == name).copied()
+pub(crate) fn named(name: &str) -> Option<&'static Verb> {
+    REGISTRY.iter().find(|verb| verb.name == name)
 }
 
 /// Returns the whole command line.
@@ -88,9 +88,7 @@ pub(crate) fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .arg(parse::store())
-        .subcommands(
-            REGISTRY.iter().map(|verb| verb.arguments(Command::new(verb.name()).about(verb.about()))),
-        )
+        .subcommands(REGISTRY.iter().map(|verb| (verb.arguments)(Command::new(verb.name).about(verb.about))))
 }
 
 const AFTER: &str = "\

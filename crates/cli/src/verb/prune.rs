@@ -9,35 +9,21 @@ use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 
-pub(super) struct Prune;
+pub(super) const VERB: Verb =
+    Verb { name: "prune", about: "Remove all but the newest checkpoints of a subject", arguments, run };
 
-impl Verb for Prune {
-    fn name(&self) -> &'static str {
-        "prune"
-    }
+fn arguments(command: Command) -> Command {
+    command
+        .arg(Arg::new("NAME").required(true).help("The subject"))
+        .arg(parse::option("keep", "K", "How many to keep").required(true).value_parser(value_parser!(u32)))
+}
 
-    fn about(&self) -> &'static str {
-        "Remove all but the newest checkpoints of a subject"
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let name = matches.get_one::<String>("NAME").map_or("", String::as_str);
+    let keep = matches.get_one::<u32>("keep").copied().unwrap_or(u32::MAX);
+    let removed = guardian::prune(&parse::given_store(matches)?, name, keep as usize)?;
+    for sequence in &removed {
+        print::line(format_args!("removed {name}@{sequence}"))?;
     }
-
-    fn arguments(&self, command: Command) -> Command {
-        command.arg(Arg::new("NAME").required(true).help("The subject")).arg(
-            Arg::new("keep")
-                .long("keep")
-                .value_name("K")
-                .required(true)
-                .value_parser(value_parser!(u32))
-                .help("How many to keep"),
-        )
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let name = matches.get_one::<String>("NAME").map_or("", String::as_str);
-        let keep = matches.get_one::<u32>("keep").copied().unwrap_or(u32::MAX);
-        let removed = guardian::prune(&parse::given_store(matches)?, name, keep as usize)?;
-        for sequence in &removed {
-            print::line(format_args!("removed {name}@{sequence}"))?;
-        }
-        Ok(0)
-    }
+    Ok(0)
 }

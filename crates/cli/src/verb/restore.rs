@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{ArgMatches, Command, value_parser};
 use guardian::{RestoreRequest, RestoredFiles, RunEvent};
 
 use super::interface::Verb;
@@ -44,102 +44,80 @@ After a restart of the machine, the clocks CLOCK_MONOTONIC and CLOCK_BOOTTIME be
 at which their waits end. Such a wait then lasts until the clock has reached the old time. The message of the refusal \
 states by how long the clock is behind";
 
-pub(super) struct Restore;
+pub(super) const VERB: Verb = Verb {
+    name: "restore",
+    about: "Restore a process tree from an image, and exit with the status of its root",
+    arguments,
+    run,
+};
 
-impl Verb for Restore {
-    fn name(&self) -> &'static str {
-        "restore"
-    }
+fn arguments(command: Command) -> Command {
+    command
+        .arg(parse::image())
+        .arg(parse::flag("detach", "Exit as soon as the tree runs, instead of waiting for its end"))
+        .arg(
+            parse::flag("lazy", "Resume the program at once, and load its memory while it runs")
+                .long_help(LAZY_HELP),
+        )
+        .arg(parse::lose_connections())
+        .arg(parse::on_restore())
+        .arg(
+            parse::flag(
+                "late-timers",
+                "Restore although a clock of this machine is behind the time of the checkpoint",
+            )
+            .long_help(LATE_TIMERS_HELP),
+        )
+        .arg(
+            parse::option("files", "POLICY", FILES_HELP)
+                .value_parser(PossibleValuesParser::new(RestoredFiles::NAMED.map(RestoredFiles::name)))
+                .hide_possible_values(true)
+                .long_help(FILES_LONG_HELP),
+        )
+        .arg(
+            parse::option("pidfile", "F", "Write the pid of the root process to this file")
+                .value_parser(value_parser!(PathBuf)),
+        )
+        .arg(
+            parse::option("pid", "HOW", PID_HELP)
+                .default_value("auto")
+                .hide_possible_values(true)
+                .value_parser(PossibleValuesParser::new(["auto", "same"])),
+        )
+}
 
-    fn about(&self) -> &'static str {
-        "Restore a process tree from an image, and exit with the status of its root"
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let request = RestoreRequest {
+        image: parse::given_image(matches),
+        store: parse::given_store(matches)?,
+        files: RestoredFiles::NAMED
+            .into_iter()
+            .find(|files| matches.get_one::<String>("files").is_some_and(|given| given == files.name()))
+            .unwrap_or_default(),
+        lazy: matches.get_flag("lazy"),
+        late_timers: matches.get_flag("late-timers"),
+        lose_connections: matches.get_flag("lose-connections"),
+        detach: matches.get_flag("detach"),
+        pidfile: matches.get_one::<PathBuf>("pidfile").cloned(),
+        on_restore: parse::given_on_restore(matches),
+    };
+    let mut narrator = Narrator::default();
+    let mut tell = |event: &RunEvent| narrator.tell(None, event);
+    let resumed = guardian::restore(&request, &mut tell)?;
+    drop(narrator);
+    if request.detach {
+        print::say(format_args!(
+            "restored {} as pid {} ({} processes) in {}{}",
+            request.image,
+            resumed.root,
+            resumed.processes,
+            print::duration(resumed.total),
+            if request.lazy {
+                format!(", all memory loaded after {}", print::duration(resumed.filled))
+            } else {
+                String::new()
+            },
+        ));
     }
-
-    fn arguments(&self, command: Command) -> Command {
-        command
-            .arg(parse::image())
-            .arg(
-                Arg::new("detach")
-                    .long("detach")
-                    .action(ArgAction::SetTrue)
-                    .help("Exit as soon as the tree runs, instead of waiting for its end"),
-            )
-            .arg(
-                Arg::new("lazy")
-                    .long("lazy")
-                    .action(ArgAction::SetTrue)
-                    .help("Resume the program at once, and load its memory while it runs")
-                    .long_help(LAZY_HELP),
-            )
-            .arg(parse::lose_connections())
-            .arg(parse::on_restore())
-            .arg(
-                Arg::new("late-timers")
-                    .long("late-timers")
-                    .action(ArgAction::SetTrue)
-                    .help("Restore although a clock of this machine is behind the time of the checkpoint")
-                    .long_help(LATE_TIMERS_HELP),
-            )
-            .arg(
-                Arg::new("files")
-                    .long("files")
-                    .value_name("POLICY")
-                    .value_parser(PossibleValuesParser::new(RestoredFiles::NAMED.map(RestoredFiles::name)))
-                    .hide_possible_values(true)
-                    .help(FILES_HELP)
-                    .long_help(FILES_LONG_HELP),
-            )
-            .arg(
-                Arg::new("pidfile")
-                    .long("pidfile")
-                    .value_name("F")
-                    .value_parser(value_parser!(PathBuf))
-                    .help("Write the pid of the root process to this file"),
-            )
-            .arg(
-                Arg::new("pid")
-                    .long("pid")
-                    .value_name("HOW")
-                    .default_value("auto")
-                    .hide_possible_values(true)
-                    .value_parser(PossibleValuesParser::new(["auto", "same"]))
-                    .help(PID_HELP),
-            )
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let request = RestoreRequest {
-            image: parse::given_image(matches),
-            store: parse::given_store(matches)?,
-            files: RestoredFiles::NAMED
-                .into_iter()
-                .find(|files| matches.get_one::<String>("files").is_some_and(|given| given == files.name()))
-                .unwrap_or_default(),
-            lazy: matches.get_flag("lazy"),
-            late_timers: matches.get_flag("late-timers"),
-            lose_connections: matches.get_flag("lose-connections"),
-            detach: matches.get_flag("detach"),
-            pidfile: matches.get_one::<PathBuf>("pidfile").cloned(),
-            on_restore: parse::given_on_restore(matches),
-        };
-        let mut narrator = Narrator::default();
-        let mut tell = |event: &RunEvent| narrator.tell(None, event);
-        let resumed = guardian::restore(&request, &mut tell)?;
-        drop(narrator);
-        if request.detach {
-            print::say(format_args!(
-                "restored {} as pid {} ({} processes) in {}{}",
-                request.image,
-                resumed.root,
-                resumed.processes,
-                print::duration(resumed.total),
-                if request.lazy {
-                    format!(", all memory loaded after {}", print::duration(resumed.filled))
-                } else {
-                    String::new()
-                },
-            ));
-        }
-        Ok(resumed.status.map_or(0, guardian::SubjectStatus::code))
-    }
+    Ok(resumed.status.map_or(0, guardian::SubjectStatus::code))
 }

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroU64};
 
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, Command, value_parser};
 use guardian::{
     ChangedFiles, CostMax, Guarded, Launch, Preference, RestartLimit, RestartPolicy, RunRequest, SizeLimit,
     Success, Tuning,
@@ -20,83 +20,75 @@ use crate::narrator::Narrator;
 use crate::parse::Processors;
 use crate::{parse, print};
 
-pub(super) struct Run;
+pub(super) const VERB: Verb = Verb {
+    name: "run",
+    about: "Run a program, take checkpoints of it, and restore it when it dies",
+    arguments,
+    run,
+};
 
-impl Verb for Run {
-    fn name(&self) -> &'static str {
-        "run"
-    }
+fn arguments(command: Command) -> Command {
+    let command = command
+        .arg(parse::option("name", "N", "The name of the subject [default: the name of the program]"))
+        .arg(
+            parse::option("every", "DUR", "Time between two checkpoints, at least 10ms [default: 30s]")
+                .value_parser(parse::every),
+        )
+        .arg(
+            parse::flag("await-ready", "Take the first checkpoint when the program sends `ready` to UNDYING_SOCKET"),
+        )
+        .arg(
+            parse::option("keep", "K", "Maximum number of checkpoints that are kept: the newest, and older ones at increasing distances [default: 8]")
+                .value_parser(value_parser!(u32).range(1..)),
+        )
+        .arg(parse::option("store-max", "SIZE", STORE_MAX).long_help(STORE_MAX_LONG).value_parser(parse::store_max))
+        .arg(parse::compress(COMPRESS))
+        .arg(
+            parse::option("compress-after", "DUR", COMPRESS_AFTER)
+                .requires("compress")
+                .value_parser(parse::duration),
+        );
+    with_tuning(with_restarts(command))
+        .arg(parse::option("verify-every", "K", VERIFY).value_parser(value_parser!(NonZeroU64)))
+        .arg(
+            parse::flag(
+                "dry-run-tracking",
+                "Find dirty pages, but take no checkpoints; shows the cost of tracking alone",
+            )
+            .conflicts_with("verify-every"),
+        )
+        .arg(parse::option("tracker", "T", TRACKER).default_value(guardian::TRACKER_DEFAULT))
+        .arg(parse::lose_connections())
+        .arg(parse::on_restore())
+        .arg(
+            parse::option("output", "WHEN", OUTPUT)
+                .long_help(OUTPUT_LONG)
+                .value_parser(["at-once", "committed"]),
+        )
+        .arg(
+            parse::option("adopt", "PID", "Protect a process that already runs")
+                .value_parser(parse::parse_pid)
+                .conflicts_with("CMD"),
+        )
+        .arg(
+            Arg::new("CMD")
+                .num_args(1..)
+                .last(true)
+                .required_unless_present("adopt")
+                .value_parser(value_parser!(OsString))
+                .help("The program and its arguments"),
+        )
+}
 
-    fn about(&self) -> &'static str {
-        "Run a program, take checkpoints of it, and restore it when it dies"
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let request = request(matches)?;
+    let mut narrator = Narrator::default();
+    let status = guardian::run(&request, &mut |event| narrator.tell(None, event))?;
+    drop(narrator);
+    if status == guardian::SubjectStatus::Unknown {
+        print::say(format_args!("undying: the subject {status}"));
     }
-
-    fn arguments(&self, command: Command) -> Command {
-        let command = command
-            .arg(option("name", "N", "The name of the subject [default: the name of the program]"))
-            .arg(
-                option("every", "DUR", "Time between two checkpoints, at least 10ms [default: 30s]")
-                    .value_parser(parse::every),
-            )
-            .arg(
-                Arg::new("await-ready")
-                    .long("await-ready")
-                    .action(ArgAction::SetTrue)
-                    .help("Take the first checkpoint when the program sends `ready` to UNDYING_SOCKET"),
-            )
-            .arg(
-                option("keep", "K", "Maximum number of checkpoints that are kept: the newest, and older ones at increasing distances [default: 8]")
-                    .value_parser(value_parser!(u32).range(1..)),
-            )
-            .arg(option("store-max", "SIZE", STORE_MAX).long_help(STORE_MAX_LONG).value_parser(parse::store_max))
-            .arg(parse::compress(COMPRESS))
-            .arg(
-                option("compress-after", "DUR", COMPRESS_AFTER)
-                    .requires("compress")
-                    .value_parser(parse::duration),
-            );
-        with_tuning(with_restarts(command))
-            .arg(option("verify-every", "K", VERIFY).value_parser(value_parser!(NonZeroU64)))
-            .arg(
-                Arg::new("dry-run-tracking")
-                    .long("dry-run-tracking")
-                    .action(ArgAction::SetTrue)
-                    .conflicts_with("verify-every")
-                    .help("Find dirty pages, but take no checkpoints; shows the cost of tracking alone"),
-            )
-            .arg(option("tracker", "T", TRACKER).default_value(guardian::TRACKER_DEFAULT))
-            .arg(parse::lose_connections())
-            .arg(parse::on_restore())
-            .arg(
-                option("output", "WHEN", OUTPUT)
-                    .long_help(OUTPUT_LONG)
-                    .value_parser(["at-once", "committed"]),
-            )
-            .arg(
-                option("adopt", "PID", "Protect a process that already runs")
-                    .value_parser(parse::parse_pid)
-                    .conflicts_with("CMD"),
-            )
-            .arg(
-                Arg::new("CMD")
-                    .num_args(1..)
-                    .last(true)
-                    .required_unless_present("adopt")
-                    .value_parser(value_parser!(OsString))
-                    .help("The program and its arguments"),
-            )
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let request = request(matches)?;
-        let mut narrator = Narrator::default();
-        let status = guardian::run(&request, &mut |event| narrator.tell(None, event))?;
-        drop(narrator);
-        if status == guardian::SubjectStatus::Unknown {
-            print::say(format_args!("undying: the subject {status}"));
-        }
-        Ok(status.code())
-    }
+    Ok(status.code())
 }
 
 const OUTPUT: &str = "\
@@ -233,15 +225,11 @@ const FILES_COST_MAX: &str = "\
 Maximum part of the time, in per cent, that recording old file content may take; above it, files can be rolled back \
 only to every n-th checkpoint [default: 10; no limit with --output committed]";
 
-fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name(value).help(help)
-}
-
 fn with_tuning(command: Command) -> Command {
     command
-        .arg(option("copiers", "N", COPIERS).value_parser(value_parser!(u32).range(1..=COPIERS_MAX)))
+        .arg(parse::option("copiers", "N", COPIERS).value_parser(value_parser!(u32).range(1..=COPIERS_MAX)))
         .arg(
-            option(
+            parse::option(
                 "copier-cpus",
                 "LIST",
                 "Processors on which these threads run, like 0,2-3 [default: those of undying and of the program]",
@@ -249,13 +237,13 @@ fn with_tuning(command: Command) -> Command {
             .value_parser(parse::processors),
         )
         .arg(
-            option("granularity", "G", "Copy dirty pages in aligned groups of G pages [default: 1]")
+            parse::option("granularity", "G", "Copy dirty pages in aligned groups of G pages [default: 1]")
                 .value_parser(value_parser!(u32).range(1..=GRANULARITY_MAX)),
         )
-        .arg(option("max-pause", "DUR", MAX_PAUSE).long_help(MAX_PAUSE_LONG).value_parser(parse::max_pause))
-        .arg(option("cost-max", "PERCENT", COST_MAX).long_help(COST_MAX_LONG).value_parser(parse::cost_max))
+        .arg(parse::option("max-pause", "DUR", MAX_PAUSE).long_help(MAX_PAUSE_LONG).value_parser(parse::max_pause))
+        .arg(parse::option("cost-max", "PERCENT", COST_MAX).long_help(COST_MAX_LONG).value_parser(parse::cost_max))
         .arg(
-            option("prefer", "WHAT", PREFER)
+            parse::option("prefer", "WHAT", PREFER)
                 .default_value(Preference::default().name())
                 .hide_possible_values(true)
                 .value_parser(PossibleValuesParser::new(Preference::ALL.map(Preference::name))),
@@ -267,38 +255,42 @@ fn with_restarts(command: Command) -> Command {
     let policies = RestartPolicy::ALL.map(RestartPolicy::name);
     command
         .arg(
-            option("restart", "POLICY", RESTART)
+            parse::option("restart", "POLICY", RESTART)
                 .long_help(RESTART_LONG)
                 .default_value(RestartPolicy::default().name())
                 .hide_possible_values(true)
                 .value_parser(PossibleValuesParser::new(policies)),
         )
         .arg(
-            option("restart-on", "EVENT", RESTART_ON)
+            parse::option("restart-on", "EVENT", RESTART_ON)
                 .hide_possible_values(true)
                 .long_help(RESTART_ON_LONG)
                 .value_parser(PossibleValuesParser::new([CHILD_SIGNAL])),
         )
         .arg(
-            option("max-restarts", "N/DUR", "Give up after N restarts in the time DUR [default: 5/1m]")
-                .value_parser(parse::limit),
+            parse::option(
+                "max-restarts",
+                "N/DUR",
+                "Give up after N restarts in the time DUR [default: 5/1m]",
+            )
+            .value_parser(parse::limit),
         )
-        .arg(option("success", "CODES", SUCCESS).long_help(SUCCESS_LONG).value_parser(parse::success))
+        .arg(parse::option("success", "CODES", SUCCESS).long_help(SUCCESS_LONG).value_parser(parse::success))
         .arg(
-            option("restart-from", "WHERE", RESTART_FROM)
+            parse::option("restart-from", "WHERE", RESTART_FROM)
                 .hide_possible_values(true)
                 .value_parser([BEGINNING])
                 .conflicts_with_all(OF_CHECKPOINTS),
         )
         .arg(
-            option("files", "POLICY", FILES)
+            parse::option("files", "POLICY", FILES)
                 .hide_possible_values(true)
                 .long_help(FILES_LONG)
                 .value_parser(PossibleValuesParser::new(ChangedFiles::ALL.map(ChangedFiles::name))),
         )
-        .arg(option("files-back-max", "DUR", FILES_BACK_MAX).value_parser(parse::duration))
-        .arg(option("files-undo-max", "SIZE", FILES_UNDO_MAX).value_parser(parse::size))
-        .arg(option("files-cost-max", "PERCENT", FILES_COST_MAX).value_parser(parse::percent))
+        .arg(parse::option("files-back-max", "DUR", FILES_BACK_MAX).value_parser(parse::duration))
+        .arg(parse::option("files-undo-max", "SIZE", FILES_UNDO_MAX).value_parser(parse::size))
+        .arg(parse::option("files-cost-max", "PERCENT", FILES_COST_MAX).value_parser(parse::percent))
 }
 
 fn tuning(matches: &ArgMatches) -> Tuning {

@@ -39,55 +39,45 @@ fn named(paths: &[String]) -> String {
     }
 }
 
-pub(super) struct Show;
+pub(super) const VERB: Verb =
+    Verb { name: "show", about: "Show what an image holds: processes, open files, mappings", arguments, run };
 
-impl Verb for Show {
-    fn name(&self) -> &'static str {
-        "show"
+fn arguments(command: Command) -> Command {
+    let section = |name: &'static str| Arg::new(name).action(ArgAction::SetTrue);
+    let processes =
+        section("processes").long("processes").help("Only its processes, as ps(1) shows living ones");
+    let files = section("files")
+        .long("files")
+        .help("Only its descriptors, as lsof(8) shows those of living processes");
+    let maps =
+        section("maps").long("maps").help("Only its mappings, as pmap(1) shows those of living processes");
+    command
+        .arg(parse::image())
+        .args([processes, files, maps])
+        .arg(parse::json())
+        .group(ArgGroup::new("section").args(["processes", "files", "maps", "json"]))
+}
+
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let report = guardian::show(&parse::given_store(matches)?, &parse::given_image(matches))?;
+    if let Some(why) = &report.unlisted_because {
+        print::say(format_args!("undying: processes, descriptors and mappings cannot be listed: {why}"));
     }
-
-    fn about(&self) -> &'static str {
-        "Show what an image holds: processes, open files, mappings"
-    }
-
-    fn arguments(&self, command: Command) -> Command {
-        let section = |name: &'static str| Arg::new(name).action(ArgAction::SetTrue);
-        let processes =
-            section("processes").long("processes").help("Only its processes, as ps(1) shows living ones");
-        let files = section("files")
-            .long("files")
-            .help("Only its descriptors, as lsof(8) shows those of living processes");
-        let maps = section("maps")
-            .long("maps")
-            .help("Only its mappings, as pmap(1) shows those of living processes");
-        command
-            .arg(parse::image())
-            .args([processes, files, maps])
-            .arg(parse::json())
-            .group(ArgGroup::new("section").args(["processes", "files", "maps", "json"]))
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let report = guardian::show(&parse::given_store(matches)?, &parse::given_image(matches))?;
-        if let Some(why) = &report.unlisted_because {
-            print::say(format_args!("undying: processes, descriptors and mappings cannot be listed: {why}"));
+    let is = |section: &str| matches.get_flag(section);
+    match (is("json"), is("processes"), is("files"), is("maps")) {
+        (true, ..) => print::json(&report)?,
+        (_, true, ..) => processes(&report)?,
+        (_, _, true, _) => descriptors(&report)?,
+        (.., true) => mappings(&report)?,
+        _ => {
+            properties(&report)?;
+            print::line(format_args!(""))?;
+            processes(&report)?;
+            print::line(format_args!(""))?;
+            descriptors(&report)?;
         }
-        let is = |section: &str| matches.get_flag(section);
-        match (is("json"), is("processes"), is("files"), is("maps")) {
-            (true, ..) => print::json(&report)?,
-            (_, true, ..) => processes(&report)?,
-            (_, _, true, _) => descriptors(&report)?,
-            (.., true) => mappings(&report)?,
-            _ => {
-                properties(&report)?;
-                print::line(format_args!(""))?;
-                processes(&report)?;
-                print::line(format_args!(""))?;
-                descriptors(&report)?;
-            }
-        }
-        Ok(0)
     }
+    Ok(0)
 }
 
 fn properties(report: &ImageReport) -> Result<(), Failure> {

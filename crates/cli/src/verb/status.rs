@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command};
 use guardian::{ChangedFiles, ConnectionsReport, RefusalReport, SubjectReport};
 use model::Escaped;
 
@@ -15,84 +15,75 @@ use super::interface::Verb;
 use crate::failure::{Failure, report_left_out};
 use crate::{parse, print, shown};
 
-pub(super) struct Status;
+pub(super) const VERB: Verb =
+    Verb { name: "status", about: "Show the state of guarded subjects", arguments, run };
 
-impl Verb for Status {
-    fn name(&self) -> &'static str {
-        "status"
-    }
-
-    fn about(&self) -> &'static str {
-        "Show the state of guarded subjects"
-    }
-
-    fn arguments(&self, command: Command) -> Command {
-        command.arg(Arg::new("NAME").help("The subject")).arg(parse::json()).arg(
-            Arg::new("graph")
-                .long("graph")
-                .action(ArgAction::SetTrue)
-                .conflicts_with_all(["json", "NAME"])
-                .help("Print the components of a system with their dependencies and states, for Graphviz"),
+fn arguments(command: Command) -> Command {
+    command.arg(Arg::new("NAME").help("The subject")).arg(parse::json()).arg(
+        parse::flag(
+            "graph",
+            "Print the components of a system with their dependencies and states, for Graphviz",
         )
-    }
+        .conflicts_with_all(["json", "NAME"]),
+    )
+}
 
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let name = matches.get_one::<String>("NAME").map(String::as_str);
-        let store = parse::given_store(matches)?;
-        if name.is_none() {
-            print::say_if_missing(&store);
-        }
-        let found = guardian::status(&store, name)?;
-        if matches.get_flag("graph") {
-            print::lines(&super::graph::text(&found.rows))?;
-            return Ok(report_left_out(&found.failed));
-        }
-        if matches.get_flag("json") {
-            print::json(&found.rows)?;
-            return Ok(report_left_out(&found.failed));
-        }
-        let rows: Vec<Vec<String>> = found.rows.iter().map(row).collect();
-        let head = [
-            "NAME",
-            "PID",
-            "STATE",
-            "POLICY",
-            "INCARNATION",
-            "CHECKPOINTS",
-            "AGE",
-            "RATE",
-            "PAUSE P99",
-            "PAUSE LIMIT",
-            "SIZE",
-            "LAST DEATH",
-        ];
-        print::table(&head, &rows)?;
-        shown::tell_unprotected(&found.rows)?;
-        for subject in &found.rows {
-            if let Some(fresh) = &subject.facts.fresh {
-                say(format_args!(
-                    "{}: started from its beginning at {}: {}",
-                    subject.facts.name,
-                    fresh.time,
-                    guardian::one_line(&fresh.reason)
-                ))?;
-            }
-            tell_component(subject)?;
-            tell_left(subject)?;
-            tell_slices(subject)?;
-            tell_costs(subject)?;
-            tell_stored(subject)?;
-            tell_connections(subject)?;
-            tell_files(subject)?;
-            tell_outlook(subject)?;
-            let names_files = subject.state.is_watched() && !subject.facts.files.is_empty();
-            if names_files && subject.facts.files.policy != ChangedFiles::Keep {
-                say(format_args!("{}: {}", subject.facts.name, subject.facts.files))?;
-            }
-            tell_missing(subject)?;
-        }
-        Ok(report_left_out(&found.failed))
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let name = matches.get_one::<String>("NAME").map(String::as_str);
+    let store = parse::given_store(matches)?;
+    if name.is_none() {
+        print::say_if_missing(&store);
     }
+    let found = guardian::status(&store, name)?;
+    if matches.get_flag("graph") {
+        print::lines(&super::graph::text(&found.rows))?;
+        return Ok(report_left_out(&found.failed));
+    }
+    if matches.get_flag("json") {
+        print::json(&found.rows)?;
+        return Ok(report_left_out(&found.failed));
+    }
+    let rows: Vec<Vec<String>> = found.rows.iter().map(row).collect();
+    let head = [
+        "NAME",
+        "PID",
+        "STATE",
+        "POLICY",
+        "INCARNATION",
+        "CHECKPOINTS",
+        "AGE",
+        "RATE",
+        "PAUSE P99",
+        "PAUSE LIMIT",
+        "SIZE",
+        "LAST DEATH",
+    ];
+    print::table(&head, &rows)?;
+    shown::tell_unprotected(&found.rows)?;
+    for subject in &found.rows {
+        if let Some(fresh) = &subject.facts.fresh {
+            say(format_args!(
+                "{}: started from its beginning at {}: {}",
+                subject.facts.name,
+                fresh.time,
+                guardian::one_line(&fresh.reason)
+            ))?;
+        }
+        tell_component(subject)?;
+        tell_left(subject)?;
+        tell_slices(subject)?;
+        tell_costs(subject)?;
+        tell_stored(subject)?;
+        tell_connections(subject)?;
+        tell_files(subject)?;
+        tell_outlook(subject)?;
+        let names_files = subject.state.is_watched() && !subject.facts.files.is_empty();
+        if names_files && subject.facts.files.policy != ChangedFiles::Keep {
+            say(format_args!("{}: {}", subject.facts.name, subject.facts.files))?;
+        }
+        tell_missing(subject)?;
+    }
+    Ok(report_left_out(&found.failed))
 }
 
 /// Prints a part of the answer about a subject.

@@ -13,32 +13,27 @@ use crate::failure::Failure;
 use crate::narrator::Narrator;
 use crate::parse;
 
-pub(super) struct Up;
+pub(super) const VERB: Verb = Verb {
+    name: "up",
+    about: "Start the components of a system file, and keep them running",
+    arguments,
+    run,
+};
 
-impl Verb for Up {
-    fn name(&self) -> &'static str {
-        "up"
-    }
+fn arguments(command: Command) -> Command {
+    command.arg(
+        Arg::new("FILE")
+            .required(true)
+            .value_parser(value_parser!(PathBuf))
+            .help("The system file (TOML); `undying check FILE` checks it"),
+    )
+}
 
-    fn about(&self) -> &'static str {
-        "Start the components of a system file, and keep them running"
-    }
-
-    fn arguments(&self, command: Command) -> Command {
-        command.arg(
-            Arg::new("FILE")
-                .required(true)
-                .value_parser(value_parser!(PathBuf))
-                .help("The system file (TOML); `undying check FILE` checks it"),
-        )
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let path = matches.get_one::<PathBuf>("FILE").expect("clap requires FILE");
-        let named = parse::named_store(matches);
-        let file = SystemFile::read(path)?;
-        let mut narrator = Narrator::of_system(file.name());
-        guardian::up(file, named, &mut |name, event| narrator.tell(Some(name), event))?;
-        Ok(0)
-    }
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let path = matches.get_one::<PathBuf>("FILE").expect("clap requires FILE");
+    let named = parse::named_store(matches);
+    let file = SystemFile::read(path)?;
+    let mut narrator = Narrator::of_system(file.name());
+    guardian::up(file, named, &mut |name, event| narrator.tell(Some(name), event))?;
+    Ok(0)
 }

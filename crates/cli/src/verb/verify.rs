@@ -5,7 +5,7 @@
 
 use std::io::IsTerminal;
 
-use clap::{ArgMatches, Command};
+use clap::ArgMatches;
 use indicatif::{ProgressBar, ProgressStyle};
 use model::ByteCount;
 
@@ -13,46 +13,37 @@ use super::interface::Verb;
 use crate::failure::Failure;
 use crate::{parse, print};
 
-pub(super) struct Verify;
+pub(super) const VERB: Verb = Verb {
+    name: "verify",
+    about: "Read and check every byte of an image",
+    arguments: |command| command.arg(parse::image()),
+    run,
+};
 
-impl Verb for Verify {
-    fn name(&self) -> &'static str {
-        "verify"
-    }
-
-    fn about(&self) -> &'static str {
-        "Read and check every byte of an image"
-    }
-
-    fn arguments(&self, command: Command) -> Command {
-        command.arg(parse::image())
-    }
-
-    fn run(&self, matches: &ArgMatches) -> Result<u8, Failure> {
-        let store = parse::given_store(matches)?;
-        let image = parse::given_image(matches);
-        let report = if std::io::stderr().is_terminal() {
-            let bar = bar();
-            let report = guardian::verify(&store, &image, &|done, total| {
-                bar.set_length(total.get());
-                bar.set_position(done.get());
-            });
-            bar.finish_and_clear();
-            report?
-        } else {
-            guardian::verify(&store, &image, &|done, total| {
-                if done == ByteCount(0) {
-                    print::say(format_args!("verifying {image}: {}", print::bytes(total.get())));
-                }
-            })?
-        };
-        let size = print::bytes(report.bytes);
-        print::line(format_args!(
-            "{image} is whole: {} records, {} pages, {size} checked",
-            report.records, report.pages
-        ))?;
-        Ok(0)
-    }
+fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    let store = parse::given_store(matches)?;
+    let image = parse::given_image(matches);
+    let report = if std::io::stderr().is_terminal() {
+        let bar = bar();
+        let report = guardian::verify(&store, &image, &|done, total| {
+            bar.set_length(total.get());
+            bar.set_position(done.get());
+        });
+        bar.finish_and_clear();
+        report?
+    } else {
+        guardian::verify(&store, &image, &|done, total| {
+            if done == ByteCount(0) {
+                print::say(format_args!("verifying {image}: {}", print::bytes(total.get())));
+            }
+        })?
+    };
+    let size = print::bytes(report.bytes);
+    print::line(format_args!(
+        "{image} is whole: {} records, {} pages, {size} checked",
+        report.records, report.pages
+    ))?;
+    Ok(0)
 }
 
 fn bar() -> ProgressBar {
