@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -24,7 +24,7 @@ use sys::watched_start::{PendingListener, watch_from_start};
 
 use crate::address::Address;
 use crate::callers::Caller;
-use crate::error::{ChannelError, Result};
+use crate::error::Result;
 use crate::handler::Handler;
 use crate::held::{Claim, Held};
 use crate::id::ComponentId;
@@ -119,32 +119,10 @@ impl Channels {
         self.inner.state().component(component).mark = mark;
     }
 
-    /// Starts a program as the next incarnation of a component. From the first instruction of the program, its calls of
-    /// bind(2), listen(2) and connect(2) are handled. A `Command` can be started only once, because the filter stays in
-    /// the `Command`.
-    ///
-    /// # Errors
-    ///
-    /// `Spawn` if the program cannot be executed. ENOSPC if [`sys::listener_holder::BUFFERS_MAX`] incarnations have
-    /// living processes. Another error if the calls of the program cannot be received. After each error, the program
-    /// does not run.
-    pub fn start(&self, component: ComponentId, command: &mut Command) -> Result<Child> {
-        let pending = self.prepare(component, command)?;
-        let mut child = command.spawn().map_err(|source| ChannelError::Spawn {
-            program: command.get_program().to_string_lossy().into_owned(),
-            source,
-        })?;
-        if let Err(error) = self.started(component, pending, false) {
-            // No thread answers the calls of the program, so these calls would block forever.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(error);
-        }
-        Ok(child)
-    }
-
-    /// Prepares a command. The guardian then spawns the command, and passes the returned value to
-    /// [`Channels::started`].
+    /// Prepares the command of the next incarnation of a component. The guardian then spawns the command, and passes the
+    /// returned value to [`Channels::started`]. From the first instruction of the program, its calls of bind(2),
+    /// listen(2) and connect(2) are handled. A `Command` can be started only once, because the filter stays in the
+    /// `Command`.
     ///
     /// # Errors
     ///
@@ -160,7 +138,8 @@ impl Channels {
     ///
     /// # Errors
     ///
-    /// An error if the calls of the program cannot be received. The guardian must kill the program, because its calls
+    /// ENOSPC if [`sys::listener_holder::BUFFERS_MAX`] incarnations have living processes. Another error if the calls of
+    /// the program cannot be received. The guardian must kill the program, because its calls
     /// block.
     pub fn started(&self, component: ComponentId, pending: PendingListener, joins: bool) -> Result<()> {
         let listener = pending.receive()?;

@@ -12,14 +12,6 @@ pub enum ChannelError {
     /// A kernel call failed.
     #[error(transparent)]
     Kernel(#[from] sys::Error),
-    /// A program cannot be started.
-    #[error("cannot start {}: {source}", Escaped(program))]
-    Spawn {
-        /// The first word of the command.
-        program: String,
-        /// The error of the start.
-        source: std::io::Error,
-    },
     /// An address in a system file is not valid.
     #[error("cannot understand the address `{}`: {why}", Escaped(text))]
     BadAddress {

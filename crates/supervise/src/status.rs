@@ -66,12 +66,6 @@ impl SubjectStatus {
         if let Self::Killed(signal) = self { Some(signal.get()) } else { None }
     }
 
-    /// Reports whether the subject exited with code 0.
-    #[must_use]
-    pub fn is_success(self) -> bool {
-        self == Self::Exited(0)
-    }
-
     /// Converts a status of wait(2).
     #[must_use]
     pub fn from_wait(status: i32) -> Self {
@@ -297,7 +291,6 @@ mod tests {
         assert_eq!(SubjectStatus::from_wait(11), SubjectStatus::Killed(Signal(11)));
         assert_eq!(SubjectStatus::from_wait(0x80 | 6), SubjectStatus::Killed(Signal(6)));
         assert_eq!(SubjectStatus::from_wait(2 << 8), SubjectStatus::Exited(2));
-        assert!(!SubjectStatus::Unknown.is_success());
         assert_ne!(SubjectStatus::Unknown.code(), 0);
     }
 }

@@ -239,11 +239,6 @@ impl Stub {
         if is_leader && self.has_threads { tracer::wait_for_leader(self.pid) } else { ptrace::wait(self.tid) }
     }
 
-    /// Writes the final registers.
-    pub fn set_registers(&self, registers: &Registers) -> Result<(), Error> {
-        ptrace::set_registers(self.tid, registers)
-    }
-
     /// Resumes and detaches the thread. `signal` is the stop signal if the process was in a group stop.
     pub fn detach(self, signal: Option<Signal>) -> Result<(), Error> {
         tracer::detached(self.tid);

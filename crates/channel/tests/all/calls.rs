@@ -62,7 +62,7 @@ fn serve(channels: &Channels, addresses: &[String]) -> Option<Program> {
     let mut command = python(SERVER_TEXT)?;
     command.args(addresses).stdin(Stdio::piped());
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    Some(Program(channels.start(SERVER, &mut command).unwrap()))
+    Some(Program::start_with_input(channels, SERVER, &mut command))
 }
 
 fn at(port: u16) -> String {

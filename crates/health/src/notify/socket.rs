@@ -3,21 +3,18 @@
 //! The supervisor starts a program with the name of the socket in NOTIFY_SOCKET. In a message, the program reports a
 //! change of its state, for example that it is ready.
 //!
-//! Owns: the socket, its file, and the check of senders.
+//! Owns: the socket, and the check of senders.
 //! Invariants: a message is accepted only if its sender belongs to the process tree when the message is received. File
 //! descriptors in a message are closed. A program that sends `BARRIER=1` with a descriptor waits for this close. One
 //! call receives a limited number of messages.
 //! Does not: accept MAINPID, FDSTORE or other assignments that would give the program rights over its supervisor.
 
 use std::ffi::OsString;
-use std::fs::{self, Permissions};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use model::Pid;
-use rustix::io::Errno as RawErrno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 use sys::{Errno, Error, Result, datagram};
 use tracee::tree;
 
@@ -30,10 +27,6 @@ const MESSAGE_BYTES_MAX: usize = 4096;
 /// Maximum number of messages that one call receives. Further messages wait for the next call, so that a flood of
 /// messages does not delay other work.
 pub const MESSAGES_PER_CALL: usize = 64;
-/// Mode of the socket file. Any user may send, because a program may run as another user than its supervisor. Messages
-/// from outside the process tree are ignored.
-const MODE: u32 = 0o666;
-
 /// A message of a process in the process tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
@@ -69,31 +62,7 @@ impl NotifySocket {
     ///
     /// EADDRINUSE if the name is in use. EINVAL if the name is empty or too long.
     pub fn bind_abstract(name: &str) -> Result<Self> {
-        Self::bind(NotifyAddress::Abstract(name.as_bytes().to_vec()))
-    }
-
-    /// Creates a socket with a socket file. Dropping the value removes the file. If a socket file exists at the path,
-    /// and no process has its socket open, the new file replaces the existing file.
-    ///
-    /// # Errors
-    ///
-    /// EADDRINUSE if a process has the existing socket open, or if the path is another file. EINVAL if the path is too
-    /// long. Other errors of bind(2).
-    pub fn bind_path(path: &Path) -> Result<Self> {
-        let mut outcome = Self::bind(NotifyAddress::Path(path.to_owned()));
-        if outcome.as_ref().is_err_and(|error| error.errno.0 == RawErrno::ADDRINUSE.raw_os_error())
-            && is_abandoned(path)
-        {
-            fs::remove_file(path).map_err(|error| Error::path("remove", path, error))?;
-            outcome = Self::bind(NotifyAddress::Path(path.to_owned()));
-        }
-        let socket = outcome?;
-        fs::set_permissions(path, Permissions::from_mode(MODE))
-            .map_err(|error| Error::path("set the mode of", path, error))?;
-        Ok(socket)
-    }
-
-    fn bind(address: NotifyAddress) -> Result<Self> {
+        let address = NotifyAddress::Abstract(name.as_bytes().to_vec());
         let name = PathBuf::from(address.value());
         let failed = |errno: Errno| Error::path("make the notify socket", &name, errno);
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -154,15 +123,6 @@ impl NotifySocket {
     }
 }
 
-impl Drop for NotifySocket {
-    fn drop(&mut self) {
-        if let NotifyAddress::Path(path) = &self.address {
-            // The file may already be gone, for example because its directory was removed.
-            let _gone_already = fs::remove_file(path);
-        }
-    }
-}
-
 /// A process tree. During one call of `advance`, the list of its processes is read at most once, and only if a sender
 /// is not the root.
 struct Tree {
@@ -179,16 +139,4 @@ impl Tree {
         let list = || tree::descendants(root).unwrap_or_default();
         self.members.get_or_insert_with(list).contains(&sender)
     }
-}
-
-/// Reports whether the file is a socket that no process has open.
-fn is_abandoned(path: &Path) -> bool {
-    let Some(address) = NotifyAddress::Path(path.to_owned()).to_socket_address() else { return false };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let Ok(socket) = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None) else { return false };
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| {
-        use std::os::unix::fs::FileTypeExt;
-        metadata.file_type().is_socket()
-    });
-    is_socket && connect(&socket, &address) == Err(RawErrno::CONNREFUSED)
 }

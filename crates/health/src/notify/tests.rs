@@ -6,9 +6,9 @@
 use std::ffi::OsString;
 use std::io::Read as _;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
 use std::time::Duration;
 
@@ -44,17 +44,18 @@ fn own() -> Pid {
     Pid(std::process::id() as i32)
 }
 
-/// Creates a socket in a new directory. The socket accepts messages of this process.
-fn bound() -> (tempfile::TempDir, NotifySocket) {
-    let folder = tempfile::tempdir().unwrap();
-    let mut socket = NotifySocket::bind_path(&folder.path().join("notify")).unwrap();
+/// Creates a socket that accepts messages of this process. `test` is part of its name.
+fn bound(test: &str) -> NotifySocket {
+    let name = format!("undying-test-{}-{test}", std::process::id());
+    let mut socket = NotifySocket::bind_abstract(&name).unwrap();
     socket.set_root(Some(own()));
-    (folder, socket)
+    socket
 }
 
 fn connected(socket: &NotifySocket) -> UnixDatagram {
     let sender = UnixDatagram::unbound().unwrap();
-    sender.connect(Path::new(&socket.name())).unwrap();
+    let address = SocketAddr::from_abstract_name(&socket.name().as_bytes()[1..]).unwrap();
+    sender.connect_addr(&address).unwrap();
     sender.set_nonblocking(true).unwrap();
     sender
 }
@@ -65,7 +66,7 @@ fn signs(messages: Vec<Message>) -> Vec<Sign> {
 
 #[test]
 fn messages_of_the_tree_count_and_those_of_others_do_not() {
-    let (_folder, mut socket) = bound();
+    let mut socket = bound("tree");
     let sender = connected(&socket);
     sender.send(b"READY=1\nSTATUS=up").unwrap();
     let messages = socket.advance().unwrap();
@@ -103,7 +104,7 @@ fn a_descendant_counts_and_may_send_to_a_name_without_a_file() {
 
 #[test]
 fn long_messages_and_floods_are_bounded() {
-    let (_folder, mut socket) = bound();
+    let mut socket = bound("long");
     let sender = connected(&socket);
     let long = [b"READY=1\n".as_slice(), &[b'a'; 100_000]].concat();
     sender.send(&long).unwrap();
@@ -131,7 +132,7 @@ fn long_messages_and_floods_are_bounded() {
 
 #[test]
 fn descriptors_that_come_along_are_closed() {
-    let (_folder, mut socket) = bound();
+    let mut socket = bound("descriptors");
     let sender = connected(&socket);
     let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let (mut reader, writer) = std::io::pipe().unwrap();
@@ -147,23 +148,6 @@ fn descriptors_that_come_along_are_closed() {
     assert!(std::fs::read_dir("/proc/self/fd").unwrap().count() < before + 150);
 }
 
-#[test]
-fn an_abandoned_file_is_replaced_and_others_are_not() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("notify");
-    drop(UnixDatagram::bind(&path).unwrap());
-    // While another test starts a program, its child process holds duplicates of all descriptors for a moment.
-    let socket = until("the end of the other socket", || NotifySocket::bind_path(&path).ok());
-    assert!(std::fs::metadata(&path).unwrap().file_type().is_socket());
-    assert!(NotifySocket::bind_path(&path).is_err(), "it is in use");
-    drop(socket);
-    assert!(!path.exists());
-    std::fs::write(&path, "precious").unwrap();
-    assert!(NotifySocket::bind_path(&path).is_err());
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-    assert!(NotifySocket::bind_path(&folder.path().join("a".repeat(108))).is_err());
-}
-
 fn manager(variables: &[(&str, &str)]) -> std::result::Result<ServiceManager, ManagerError> {
     ServiceManager::from_variables(|name| {
         variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(*value))
@@ -172,7 +156,7 @@ fn manager(variables: &[(&str, &str)]) -> std::result::Result<ServiceManager, Ma
 
 #[test]
 fn both_sides_understand_each_other() {
-    let (_folder, mut socket) = bound();
+    let mut socket = bound("both");
     let name = socket.name().into_string().unwrap();
     let manager = manager(&[(NOTIFY_SOCKET, &name)]).unwrap();
     assert!(manager.is_there() && manager.watchdog_interval().is_none());
@@ -191,6 +175,20 @@ fn both_sides_understand_each_other() {
     ];
     assert_eq!(received, expected);
     drop(socket);
+    assert_eq!(manager.ping().map_err(|error| error.errno), Err(rustix::io::Errno::CONNREFUSED.into()));
+}
+
+#[test]
+fn the_socket_of_a_manager_can_be_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let receiver = UnixDatagram::bind(&path).unwrap();
+    let manager = manager(&[(NOTIFY_SOCKET, path.to_str().unwrap())]).unwrap();
+    manager.ready().unwrap();
+    let mut message = [0; 64];
+    let length = receiver.recv(&mut message).unwrap();
+    assert_eq!(&message[..length], b"READY=1");
+    std::fs::remove_file(&path).unwrap();
     assert_eq!(manager.ping().map_err(|error| error.errno), Err(Errno::ENOENT));
 }
 

@@ -64,7 +64,19 @@ pub(crate) struct Program(pub(crate) Child);
 impl Program {
     pub(crate) fn start(channels: &Channels, component: ComponentId, command: &mut Command) -> Self {
         command.stdin(Stdio::null()).process_group(0);
-        Self(channels.start(component, command).unwrap())
+        Self::start_with_input(channels, component, command)
+    }
+
+    /// Starts the program with its own standard input and process group.
+    pub(crate) fn start_with_input(
+        channels: &Channels,
+        component: ComponentId,
+        command: &mut Command,
+    ) -> Self {
+        let pending = channels.prepare(component, command).unwrap();
+        let program = Self(command.spawn().unwrap());
+        channels.started(component, pending, false).unwrap();
+        program
     }
 
     pub(crate) fn pid(&self) -> model::Pid {
