@@ -12,6 +12,7 @@ use model::Escaped;
 use supervise::{ChangedFiles, Fault, SubjectStatus};
 use sys::Errno;
 
+use super::kind::EventKind;
 use super::reason::{headline, one_line, seconds, too_old};
 use super::{CheckpointEvent, RunEvent};
 use crate::exit::MORE_DESCRIPTORS;
@@ -58,72 +59,13 @@ fn shown<'a>(reason: &'a str, f: &fmt::Formatter<'_>) -> Cow<'a, str> {
 
 impl fmt::Display for RunEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Started { pid, why } => started(*pid, why.as_deref(), f),
-            Self::Protected { subject, every_us, files, is_adopted } => {
-                protected(subject, *every_us, *files, *is_adopted, f)
-            }
-            Self::NotStartedTwice { pid } => write!(
-                f,
-                "pid {pid} was started by an earlier `undying run` of this command, whose guardian was killed; the command \
-                 is not executed a second time"
-            ),
-            Self::Adopted { pid, subject } => write!(f, "pid {pid} is guarded as {subject}"),
-            Self::Died { pid, signal, exit } | Self::Ended { pid, signal, exit } => {
-                write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
-            }
-            Self::MemberLeft { .. }
-            | Self::Held { .. }
-            | Self::Released { .. }
-            | Self::Faulted { .. }
-            | Self::StoppedForRestart { .. }
-            | Self::NotRestarted { .. }
-            | Self::BackOff { .. }
-            | Self::RestartRepeated { .. }
-            | Self::Restored { .. }
-            | Self::RestoreFailed { .. }
-            | Self::OnRestoreFailed { .. }
-            | Self::Poisoned { .. }
-            | Self::EndedAgain { .. }
-            | Self::NotBegunAnew {}
-            | Self::GaveUp { .. } => of_restarts(self, f),
-            Self::CodeChanged { .. }
-            | Self::LeftRunning { .. }
-            | Self::NotContinued { .. }
-            | Self::RestEnded { .. }
-            | Self::DamageStays { .. }
-            | Self::Ready { .. }
-            | Self::NotReady { .. }
-            | Self::Waits { .. }
-            | Self::KeysChanged { .. }
-            | Self::ComponentFailed { .. }
-            | Self::Stopped {}
-            | Self::NotStopped { .. }
-            | Self::StaysEnded {}
-            | Self::NotStarted {}
-            | Self::GivenUp { .. }
-            | Self::Executed { .. } => of_components(self, f),
-            Self::GroupRestarts { .. }
-            | Self::Complaint { .. }
-            | Self::ComplaintCounted { .. }
-            | Self::ComplaintRefused { .. }
-            | Self::ListenersNotKept { .. }
-            | Self::Reloaded { .. }
-            | Self::NotReloaded { .. }
-            | Self::SystemRestarts {}
-            | Self::SystemGoesDown { .. } => of_systems(self, f),
-            Self::ChildDied { .. } | Self::ChildrenUnseen | Self::Departed { .. } => of_processes(self, f),
-            Self::MovedAside { .. }
-            | Self::FilesInPlace { .. }
-            | Self::FilesCompared { .. }
-            | Self::FilesNotRolledBack { .. }
-            | Self::FilesWentBack { .. }
-            | Self::FilesDeferred { .. }
-            | Self::FilesBroken { .. }
-            | Self::FilesTooOld { .. }
-            | Self::FilesExactAgain { .. } => of_files(self, f),
-            Self::Connections { .. } | Self::OutputReleased { .. } => of_connections(self, f),
-            _ => of_checkpoints(self, f),
+        match self.kind() {
+            EventKind::Deaths => of_deaths(self, f),
+            EventKind::Restores => of_restores(self, f),
+            EventKind::Checkpoints | EventKind::Refusals => of_checkpoints(self, f),
+            EventKind::Files => of_files(self, f),
+            EventKind::Connections => of_connections(self, f),
+            EventKind::Components => of_components(self, f),
         }
     }
 }
@@ -170,8 +112,21 @@ fn started(pid: i32, why: Option<&str>, f: &mut fmt::Formatter<'_>) -> fmt::Resu
     }
 }
 
-fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn of_restores(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
+        RunEvent::Started { pid, why } => started(*pid, why.as_deref(), f),
+        RunEvent::Protected { subject, every_us, files, is_adopted } => {
+            protected(subject, *every_us, *files, *is_adopted, f)
+        }
+        RunEvent::NotStartedTwice { pid } => write!(
+            f,
+            "pid {pid} was started by an earlier `undying run` of this command, whose guardian was killed; the command \
+             is not executed a second time"
+        ),
+        RunEvent::Adopted { pid, subject } => write!(f, "pid {pid} is guarded as {subject}"),
+        RunEvent::DamageStays { file, offset, reason } => {
+            write!(f, "byte {offset} of {} stays damaged in memory: {reason}", Escaped(file))
+        }
         RunEvent::Held { pid, seq, until } => {
             write!(f, "pid {pid} is held at checkpoint {seq}, until `undying release` or {until}")
         }
@@ -179,12 +134,6 @@ fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::Released { pid, is_late: true } => {
             write!(f, "the time of the hold is over, and pid {pid} continues")
         }
-        RunEvent::MemberLeft { pid, signal, exit } => {
-            let status = SubjectStatus::of(*signal, *exit);
-            write!(f, "pid {pid} {status}; the other members of the group continue")
-        }
-        RunEvent::Faulted { pid, fault: fault @ Fault::Requested } => write!(f, "pid {pid} {fault}"),
-        RunEvent::Faulted { pid, fault } => write!(f, "pid {pid} {fault}, and is killed for it"),
         RunEvent::StoppedForRestart { pid, seq } => {
             write!(f, "pid {pid} is stopped for a restart, until checkpoint {seq} is durable")
         }
@@ -203,11 +152,6 @@ fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "pid {pid} is back at checkpoint {seq} after {took:.1} ms")?;
             age_us.map_or(Ok(()), |age| write!(f, "; the work of {} before the death is lost", seconds(age)))
         }
-        RunEvent::EndedAgain { exit } => {
-            write!(f, "the program exited with {exit} again after its restart, so it has ended")?;
-            f.write_str(if f.alternate() { SUCCESS } else { "" })
-        }
-        RunEvent::NotBegunAnew {} => f.write_str(NOT_BEGUN_ANEW),
         RunEvent::RestoreFailed { seq, reason } => {
             write!(f, "checkpoint {seq} cannot be restored: {}", shown(reason, f))
         }
@@ -216,11 +160,6 @@ fn of_restarts(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
         RunEvent::Poisoned { seq } => {
             write!(f, "checkpoint {seq} led to another death; the previous checkpoint is used")
-        }
-        RunEvent::GaveUp { restarts, within_us } => {
-            let within = Duration::from_micros(*within_us).as_secs();
-            write!(f, "gave up after {restarts} restarts within {within} s")?;
-            f.write_str(if f.alternate() { GOES_ON } else { "" })
         }
         _ => Ok(()),
     }
@@ -245,6 +184,9 @@ fn of_connections(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             }
             Ok(())
         }
+        RunEvent::ListenersNotKept { reason } => {
+            write!(f, "clients are refused while a component is down: {}", shown(reason, f))
+        }
         RunEvent::OutputReleased { after_us, reason } => write!(
             f,
             "output of the program is sent before a checkpoint contains it, because no checkpoint that a restart uses \
@@ -260,17 +202,6 @@ fn of_connections(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let seconds = |us: &u64| Duration::from_micros(*us).as_secs_f64();
     match event {
-        RunEvent::CodeChanged { pid, file, offset, bits, what } => {
-            let bits = match bits {
-                None => String::new(),
-                Some(1) => ", 1 bit".to_owned(),
-                Some(bits) => format!(", {bits} bits"),
-            };
-            write!(f, "the code of pid {pid} has changed at byte {offset} of {}{bits}: {what}", Escaped(file))
-        }
-        RunEvent::DamageStays { file, offset, reason } => {
-            write!(f, "byte {offset} of {} stays damaged in memory: {reason}", Escaped(file))
-        }
         RunEvent::LeftRunning { pid } => {
             write!(
                 f,
@@ -308,7 +239,7 @@ fn of_components(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         RunEvent::NotStarted {} => f.write_str("is not started, since the system goes down"),
         RunEvent::GivenUp { cause, follows } => write!(f, "{cause}: {follows}"),
         RunEvent::Executed { pid, program } => write!(f, "{} runs as pid {pid}", Escaped(program)),
-        _ => Ok(()),
+        _ => of_systems(event, f),
     }
 }
 
@@ -324,9 +255,6 @@ fn of_systems(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "complaints have the weight {sum}; a weight of {quorum} restarts the component")
         }
         RunEvent::ComplaintRefused { reason } => write!(f, "the complaint does not count: {reason}"),
-        RunEvent::ListenersNotKept { reason } => {
-            write!(f, "clients are refused while a component is down: {}", shown(reason, f))
-        }
         RunEvent::Reloaded { added, removed, restarted } => {
             write!(f, "reloaded: {}", reloaded(added, removed, restarted))
         }
@@ -352,9 +280,35 @@ pub(crate) fn reloaded(added: &[String], removed: &[String], restarted: &[String
     if what.is_empty() { "no component is added, removed or restarted".to_owned() } else { what }
 }
 
-/// Writes the text of an event about processes other than the root.
-fn of_processes(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn of_deaths(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match event {
+        RunEvent::Died { pid, signal, exit } | RunEvent::Ended { pid, signal, exit } => {
+            write!(f, "pid {pid} {}", SubjectStatus::of(*signal, *exit))
+        }
+        RunEvent::MemberLeft { pid, signal, exit } => {
+            let status = SubjectStatus::of(*signal, *exit);
+            write!(f, "pid {pid} {status}; the other members of the group continue")
+        }
+        RunEvent::Faulted { pid, fault: fault @ Fault::Requested } => write!(f, "pid {pid} {fault}"),
+        RunEvent::Faulted { pid, fault } => write!(f, "pid {pid} {fault}, and is killed for it"),
+        RunEvent::EndedAgain { exit } => {
+            write!(f, "the program exited with {exit} again after its restart, so it has ended")?;
+            f.write_str(if f.alternate() { SUCCESS } else { "" })
+        }
+        RunEvent::NotBegunAnew {} => f.write_str(NOT_BEGUN_ANEW),
+        RunEvent::GaveUp { restarts, within_us } => {
+            let within = Duration::from_micros(*within_us).as_secs();
+            write!(f, "gave up after {restarts} restarts within {within} s")?;
+            f.write_str(if f.alternate() { GOES_ON } else { "" })
+        }
+        RunEvent::CodeChanged { pid, file, offset, bits, what } => {
+            let bits = match bits {
+                None => String::new(),
+                Some(1) => ", 1 bit".to_owned(),
+                Some(bits) => format!(", {bits} bits"),
+            };
+            write!(f, "the code of pid {pid} has changed at byte {offset} of {}{bits}: {what}", Escaped(file))
+        }
         RunEvent::ChildDied { pid, signal, again } => {
             write!(f, "child pid {pid} was killed by signal {signal}; the program is ended for it")?;
             f.write_str(if *again && f.alternate() { KILLS_ITS_CHILDREN } else { "" })
@@ -368,7 +322,8 @@ fn of_processes(event: &RunEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 (others, false) => write!(f, " and {others} other processes{MANY_DEPARTED}"),
             }
         }
-        _ => f.write_str(CHILDREN_UNSEEN),
+        RunEvent::ChildrenUnseen => f.write_str(CHILDREN_UNSEEN),
+        _ => Ok(()),
     }
 }
 
