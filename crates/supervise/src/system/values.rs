@@ -28,6 +28,21 @@ pub struct Malformed {
     example: &'static str,
 }
 
+/// Sets the JSON schema of a type.
+macro_rules! schema {
+    ($name:ident, $schema:tt) => {
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!($schema)
+            }
+        }
+    };
+}
+
 /// Declares a type for values that are written as strings.
 macro_rules! written {
     ($(#[$about:meta])* $name:ident($($field:ty),+) = $pattern:literal, $example:literal) => {
@@ -36,15 +51,7 @@ macro_rules! written {
         #[serde(try_from = "String")]
         pub struct $name($(pub $field),+);
 
-        impl JsonSchema for $name {
-            fn schema_name() -> Cow<'static, str> {
-                stringify!($name).into()
-            }
-
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({ "type": "string", "pattern": $pattern, "examples": [$example] })
-            }
-        }
+        schema!($name, { "type": "string", "pattern": $pattern, "examples": [$example] });
 
         impl TryFrom<String> for $name {
             type Error = Malformed;
@@ -121,15 +128,7 @@ impl TryFrom<NumberOrName> for StopSignal {
     }
 }
 
-impl JsonSchema for StopSignal {
-    fn schema_name() -> Cow<'static, str> {
-        "StopSignal".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["integer", "string"], "examples": ["SIGINT", 2] })
-    }
-}
+schema!(StopSignal, { "type": ["integer", "string"], "examples": ["SIGINT", 2] });
 
 /// A part of the time, as a fraction. In text form, a number of percent above 0: `10`, `2.5`.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
@@ -205,35 +204,9 @@ impl TryFrom<String> for SizeLimit {
     }
 }
 
-impl JsonSchema for SizeLimit {
-    fn schema_name() -> Cow<'static, str> {
-        "SizeLimit".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "examples": ["4GiB", "off"] })
-    }
-}
-
-impl JsonSchema for PercentLimit {
-    fn schema_name() -> Cow<'static, str> {
-        "PercentLimit".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["number", "string"], "examples": [10, "off"] })
-    }
-}
-
-impl JsonSchema for Percent {
-    fn schema_name() -> Cow<'static, str> {
-        "Percent".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "number", "exclusiveMinimum": 0, "examples": [10, 2.5] })
-    }
-}
+schema!(SizeLimit, { "type": "string", "examples": ["4GiB", "off"] });
+schema!(PercentLimit, { "type": ["number", "string"], "examples": [10, "off"] });
+schema!(Percent, { "type": "number", "exclusiveMinimum": 0, "examples": [10, 2.5] });
 
 impl SuccessfulEnd {
     /// Adds this end to the ends that count as success.
@@ -254,15 +227,7 @@ impl TryFrom<NumberOrName> for SuccessfulEnd {
     }
 }
 
-impl JsonSchema for SuccessfulEnd {
-    fn schema_name() -> Cow<'static, str> {
-        "SuccessfulEnd".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["integer", "string"], "examples": [10, "SIGUSR1"] })
-    }
-}
+schema!(SuccessfulEnd, { "type": ["integer", "string"], "examples": [10, "SIGUSR1"] });
 
 impl Time {
     fn parse(text: &str) -> Option<Self> {
