@@ -292,7 +292,7 @@ impl Channels {
     pub fn held(&self, component: ComponentId) -> Vec<HeldListener> {
         let state = self.inner.state();
         let Some(component) = state.components.get(&component) else { return Vec::new() };
-        let listeners = component.held().iter().map(|held| HeldListener {
+        let listeners = component.held.iter().map(|held| HeldListener {
             local: held.address.to_string(),
             kind: held.kind.name(),
             level: Level::Listener,
@@ -316,7 +316,7 @@ impl Channels {
             caller: caller.component,
             thread: caller.thread,
             provider: caller.provider,
-            target: caller.target.address().to_string(),
+            target: caller.target.address.to_string(),
             waited: now.saturating_duration_since(caller.since),
         };
         state.callers.waiting().map(row).collect()
@@ -331,7 +331,7 @@ impl Channels {
     /// EMFILE if this process has no free descriptor.
     pub fn inherit(&self, component: ComponentId) -> Result<Vec<InheritedListener>> {
         let state = self.inner.state();
-        let held = state.components.get(&component).map_or(&[][..], |component| component.held());
+        let held = state.components.get(&component).map_or(&[][..], |component| &component.held);
         let duplicate = |held: &Held| {
             let (device, inode) = held.identity;
             let socket = held.socket.try_clone();

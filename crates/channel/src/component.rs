@@ -60,7 +60,7 @@ pub(crate) struct Component {
     incarnation: u64,
     /// The time after which unclaimed sockets are closed.
     claim_until: Option<Instant>,
-    held: Vec<Held>,
+    pub(crate) held: Vec<Held>,
     declared: Vec<Route>,
     learned: Vec<Route>,
     /// Sockets that the program has bound to port 0.
@@ -147,14 +147,6 @@ impl Component {
 
     pub(crate) fn declare(&mut self, routes: Vec<Route>) {
         self.declared = routes;
-    }
-
-    pub(crate) fn held(&self) -> &[Held] {
-        &self.held
-    }
-
-    pub(crate) fn held_mut(&mut self) -> &mut Vec<Held> {
-        &mut self.held
     }
 
     /// Reports whether the component will not be restarted.

@@ -71,7 +71,7 @@ impl Handler {
             return Handled::Pass;
         }
         let is_far = |held: &Held| !held.address.conflicts(false, &address, false);
-        if self.inner.state().component(self.component).held().iter().all(is_far) {
+        if self.inner.state().component(self.component).held.iter().all(is_far) {
             return Handled::Pass;
         }
         match Binding::read(reported, call, address) {
@@ -89,7 +89,7 @@ impl Handler {
             if !reported.is_waiting() {
                 return Handled::Pass;
             }
-            let all = state.component(self.component).held_mut();
+            let all = &mut state.component(self.component).held;
             all.iter_mut()
                 .filter(|held| gone.contains(&held.identity))
                 .for_each(|held| held.claim = Claim::Open);
@@ -108,7 +108,7 @@ impl Handler {
         let is_asked = |held: &&Held| !held.is_open() && binding.meets(held);
         let asked: Vec<(Identity, Option<Slot>)> = {
             let mut state = self.inner.state();
-            let held = state.component(self.component).held().iter().filter(is_asked);
+            let held = state.component(self.component).held.iter().filter(is_asked);
             held.map(|held| (held.identity, held.slot)).collect()
         };
         let is_gone =
@@ -144,7 +144,7 @@ impl Handler {
         {
             component.bind_anywhere(taken.identity);
         }
-        if let Some(held) = component.held_mut().iter_mut().find(|held| held.identity == taken.identity) {
+        if let Some(held) = component.held.iter_mut().find(|held| held.identity == taken.identity) {
             held.take(taken.slot);
             component.listens = true;
             return Handled::Pass;
@@ -385,7 +385,7 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(handler.complete_bind(&reported, &binding), Handled::Pass);
-        assert_eq!(inner.state().component(component).held().len(), 1);
-        assert!(Held::is_open(&inner.state().component(component).held()[0]));
+        assert_eq!(inner.state().component(component).held.len(), 1);
+        assert!(Held::is_open(&inner.state().component(component).held[0]));
     }
 }

@@ -44,7 +44,7 @@ pub(crate) struct Kind {
     domain: i32,
     kind: i32,
     protocol: i32,
-    is_v6_only: bool,
+    pub(crate) is_v6_only: bool,
     interface: i32,
     /// The cookie of the network namespace; zero if the kernel does not report the cookie.
     namespace: u64,
@@ -72,10 +72,6 @@ impl Kind {
         let (protocol, owner) = (get(PROTOCOL)?, rustix::fs::fstat(socket).ok()?.st_uid);
         let kind = Self { domain, kind, protocol, is_v6_only, interface, namespace, owner };
         is_known.then_some(kind)
-    }
-
-    pub(crate) fn is_v6_only(self) -> bool {
-        self.is_v6_only
     }
 
     pub(crate) fn is_tcp(self) -> bool {
@@ -218,8 +214,8 @@ impl Held {
         }
         match (address, &mut self.path, place) {
             (Address::Path(_), Some(path), Some(place)) => {
-                let own = path.place();
-                (own.directory(), own.name()) == (place.directory(), place.name()) && path.is_named_again()
+                let own = &path.place;
+                (own.identity, &own.name) == (place.identity, &place.name) && path.is_named_again()
             }
             (Address::Path(_), _, _) => false,
             _ => true,

@@ -22,14 +22,16 @@ pub(crate) type Identity = (u64, u64);
 #[derive(Debug)]
 pub(crate) struct Place {
     directory: OwnedFd,
-    identity: Identity,
-    name: OsString,
+    /// Device and inode of the directory.
+    pub(crate) identity: Identity,
+    /// The name in the directory.
+    pub(crate) name: OsString,
 }
 
 /// The path of a bound socket.
 #[derive(Debug)]
 pub(crate) struct BoundPath {
-    place: Place,
+    pub(crate) place: Place,
     /// The file that bind(2) has created.
     file: Identity,
     /// The name of the second link in the same directory, if the link exists.
@@ -62,16 +64,6 @@ impl Place {
         Some(Self { directory, identity: (stat.st_dev, stat.st_ino), name })
     }
 
-    /// Returns the device and the inode of the directory.
-    pub(crate) fn directory(&self) -> Identity {
-        self.identity
-    }
-
-    /// Returns the name in the directory.
-    pub(crate) fn name(&self) -> &OsStr {
-        &self.name
-    }
-
     /// Returns the device and the inode of the file with this name in the directory.
     fn file_at(&self, name: &OsStr) -> Result<Identity, Errno> {
         let stat = rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -82,10 +74,6 @@ impl Place {
 impl BoundPath {
     pub(crate) fn new(place: Place, file: Identity) -> Self {
         Self { place, file, aside: None, is_put_back: false }
-    }
-
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
     }
 
     /// Creates the second link if the path still leads to the socket. An error is ignored, because a file system may
@@ -216,9 +204,9 @@ mod tests {
         let thread = Tid(std::process::id() as i32);
         let here = Place::of_thread(thread, Path::new("name")).unwrap();
         let cwd = std::fs::metadata(".").unwrap();
-        assert_eq!((here.directory(), here.name()), ((cwd.dev(), cwd.ino()), OsStr::new("name")));
+        assert_eq!((here.identity, here.name.as_os_str()), ((cwd.dev(), cwd.ino()), OsStr::new("name")));
         let absolute = std::env::current_dir().unwrap().join("name");
-        assert_eq!(Place::of_thread(thread, &absolute).unwrap().directory(), here.directory());
+        assert_eq!(Place::of_thread(thread, &absolute).unwrap().identity, here.identity);
         assert!(Place::of_thread(thread, Path::new("/nonexistent/name")).is_none());
     }
 }

@@ -32,7 +32,7 @@ pub(crate) enum Route {
 /// The target address of a call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Target {
-    address: Address,
+    pub(crate) address: Address,
     /// The directory and the name, if the address is a path.
     place: Option<(Identity, OsString)>,
 }
@@ -50,11 +50,11 @@ impl Route {
     /// Returns the route of a held socket. Returns `None` for a path whose directory is not known.
     pub(crate) fn of(held: &Held) -> Option<Self> {
         Some(match &held.address {
-            Address::Inet(address) => Self::Inet(*address, held.kind.is_v6_only()),
+            Address::Inet(address) => Self::Inet(*address, held.kind.is_v6_only),
             Address::Abstract(name) => Self::Abstract(name.clone()),
             Address::Path(_) => {
-                let place = held.path.as_ref()?.place();
-                Self::Bound(place.directory(), place.name().to_owned())
+                let place = &held.path.as_ref()?.place;
+                Self::Bound(place.identity, place.name.to_owned())
             }
         })
     }
@@ -70,7 +70,7 @@ impl Route {
             ),
             (Self::Declared(path), Address::Path(_)) => {
                 let place = Place::of_path(path);
-                let own = place.as_ref().map(|place| (place.directory(), place.name()));
+                let own = place.as_ref().map(|place| (place.identity, place.name.as_os_str()));
                 let wanted = target.place.as_ref().map(|(directory, name)| (*directory, name.as_os_str()));
                 serves(own.is_some() && own == wanted)
             }
@@ -94,13 +94,8 @@ impl Target {
     /// Creates the target of a call. If the directory of a path cannot be opened, no component serves the target.
     pub(crate) fn of_thread(thread: Tid, address: Address) -> Self {
         let place = address.path().and_then(|path| Place::of_thread(thread, path));
-        let place = place.map(|place| (place.directory(), place.name().to_owned()));
+        let place = place.map(|place| (place.identity, place.name.to_owned()));
         Self { address, place }
-    }
-
-    /// Returns the address, for `undying status`.
-    pub(crate) fn address(&self) -> &Address {
-        &self.address
     }
 
     /// Reports whether the host is an address of this machine. The check binds a UDP socket to the host.

@@ -120,7 +120,7 @@ impl State {
         self.pending.retain(|pending| pending.deadline > now);
         for pending in listening {
             let component = self.component(pending.component);
-            let is_known = component.held().iter().any(|held| held.identity == pending.taken.identity);
+            let is_known = component.held.iter().any(|held| held.identity == pending.taken.identity);
             component.listens = true;
             if is_known || component.is_stopped() {
                 continue;

@@ -205,9 +205,9 @@ fn write(shared: &Shared, mut events: EventFiles, clock: &Clock) {
         due = clock.now() + QUIET;
         // Events are written first, so that a reader of the new status finds the events that led to this status.
         let appended = events.append(&mut rows);
-        let written = record.as_ref().map_or(Ok(()), |record| record.write(events.directory()));
+        let written = record.as_ref().map_or(Ok(()), |record| record.write(&events.directory));
         if written.is_err() {
-            Record::mark_outdated(events.directory());
+            Record::mark_outdated(&events.directory);
         }
         shared.keep(record.filter(|_| written.is_err()), rows);
         if let Err(error) = appended.and(written) {
@@ -247,11 +247,6 @@ struct EventFiles {
 impl EventFiles {
     fn new(directory: &Path) -> Self {
         Self { directory: directory.to_path_buf(), files: [None, None] }
-    }
-
-    /// Returns the directory of the subject.
-    fn directory(&self) -> &Path {
-        &self.directory
     }
 
     /// Appends events, and removes them from `rows`. After an error, `rows` contains the events that are in no file. The

@@ -266,7 +266,7 @@ fn failed(
     error: engine::EngineError,
 ) -> GuardianError {
     match going.filter(|_| is_rolled_back) {
-        Some(going) => GuardianError::AfterRollback { to: going.to(), source: Box::new(error.into()) },
+        Some(going) => GuardianError::AfterRollback { to: going.to, source: Box::new(error.into()) },
         None => of_living(&request.store, &request.image, error),
     }
 }

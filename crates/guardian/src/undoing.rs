@@ -68,7 +68,8 @@ impl RestoredFiles {
 #[derive(Debug)]
 pub(crate) struct Going {
     directory: PathBuf,
-    to: Sequence,
+    /// The checkpoint that is restored.
+    pub(crate) to: Sequence,
     /// How files are rolled back. `None` if files are not rolled back.
     conflicts: Option<Conflicts>,
 }
@@ -192,11 +193,6 @@ impl Going {
             );
             back::give_up(&directory, &why)
         }
-    }
-
-    /// Returns the checkpoint that is restored.
-    pub(crate) fn to(&self) -> Sequence {
-        self.to
     }
 }
 

@@ -31,7 +31,7 @@ pub use back_off::BackOffPlan;
 pub use durable::{DurableParts, committed, hold_newest};
 pub use fault::Fault;
 pub use output_points::{LateRelease, OUTPUT_TIMEOUT, OutputPoints, Released};
-pub use pace::{CostLimit, Pauses};
+pub use pace::{CostLimit, Pace, Pauses};
 pub use restarts::RestartLimit;
 pub use status::{ChangedFiles, RestartPolicy, SubjectStatus, Success};
 pub use subject::{

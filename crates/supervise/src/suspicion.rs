@@ -33,8 +33,9 @@ pub(crate) struct Suspicion {
     unusable: BTreeSet<Sequence>,
     /// Number of fallbacks in a row whose incarnations died.
     row: u32,
-    /// Whether a restore has ended connections since the last start from the beginning.
-    has_ended_connections: bool,
+    /// Whether a restore has ended connections since the last start from the beginning. The deaths after restores may then
+    /// only show that connections were lost. The state of the program itself is no reason not to start it again.
+    pub(crate) has_ended_connections: bool,
 }
 
 impl Suspicion {
@@ -97,12 +98,6 @@ impl Suspicion {
     /// Records that a restore has ended connections of the program.
     pub(crate) fn connections_ended(&mut self) {
         self.has_ended_connections = true;
-    }
-
-    /// Reports whether the deaths after restores may only show that connections were lost. The state of the program
-    /// itself is then no reason not to start it again.
-    pub(crate) fn has_ended_connections(&self) -> bool {
-        self.has_ended_connections
     }
 
     /// Records that a checkpoint cannot be restored.

@@ -194,7 +194,7 @@ fn is_scannable_ahead(run: &Run) -> bool {
 
 /// Returns the parts that need only the query [`query::REARM`].
 fn parts(runs: &[Run]) -> impl Iterator<Item = &AddressRange> {
-    runs.iter().filter(|run| is_scannable_ahead(run)).flat_map(|run| run.spans.parts())
+    runs.iter().filter(|run| is_scannable_ahead(run)).flat_map(|run| run.spans.parts.as_slice())
 }
 
 fn total(runs: &[Run]) -> ByteCount {

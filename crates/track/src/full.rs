@@ -106,7 +106,7 @@ impl ContentScan {
         if std::mem::take(&mut run.new) {
             // The run is new or was watched before, so its content at the last scan is not known. All pages
             // without content are reported as absent.
-            report_gaps(run.range, run.held.noted(), into);
+            report_gaps(run.range, &run.held.now, into);
         }
         run.held.finish(|gone| into.push(gone, Content::Absent));
         Ok(())

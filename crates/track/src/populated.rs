@@ -12,18 +12,13 @@ use model::{AddressRange, RangeSet};
 pub(crate) struct Populated {
     before: RangeSet,
     /// In the order of the calls of [`Self::note`].
-    now: Vec<AddressRange>,
+    pub(crate) now: Vec<AddressRange>,
 }
 
 impl Populated {
     /// Returns the pages that had content at the last scan.
     pub(crate) fn before(&self) -> &[AddressRange] {
         self.before.as_slice()
-    }
-
-    /// Returns the pages that were noted in the scan in progress.
-    pub(crate) fn noted(&self) -> &[AddressRange] {
-        &self.now
     }
 
     /// Notes pages with content. Ranges can be noted in any order.

@@ -135,7 +135,7 @@ impl Run {
         let first = before.partition_point(|run| run.range.end <= self.range.start);
         for run in before[first..].iter().take_while(|run| run.range.start < self.range.end) {
             // An unwatched run does not maintain its parts. Its pages are in `held`.
-            let parts = if run.watched { run.spans.parts() } else { &[] };
+            let parts = if run.watched { run.spans.parts.as_slice() } else { &[] };
             for part in parts.iter().chain(run.held.before()) {
                 self.spans.add(Spans::around(*part, self.range));
             }

@@ -18,7 +18,7 @@ const PARTS_MAX: usize = 256;
 #[derive(Clone, Debug)]
 pub(crate) struct Spans {
     bounds: AddressRange,
-    parts: Vec<AddressRange>,
+    pub(crate) parts: Vec<AddressRange>,
     /// Parts with a smaller distance are merged.
     gap: ByteCount,
 }
@@ -35,11 +35,6 @@ impl Spans {
     /// Creates one part for the whole run, whatever its size.
     pub(crate) fn whole(bounds: AddressRange) -> Self {
         Self { bounds, parts: vec![bounds], gap: ByteCount(0) }
-    }
-
-    /// Returns the protected parts.
-    pub(crate) fn parts(&self) -> &[AddressRange] {
-        &self.parts
     }
 
     /// Returns the bare range before part `index`. If `index` is the number of parts, the range after the
@@ -98,18 +93,18 @@ mod tests {
 
     #[test]
     fn a_small_mapping_is_watched_whole_and_a_large_one_where_it_has_pages() {
-        assert_eq!(Spans::new(mib(0, 128)).parts(), [mib(0, 128)]);
+        assert_eq!(Spans::new(mib(0, 128)).parts, [mib(0, 128)]);
         let mut spans = Spans::new(mib(0, 1000));
         assert_eq!(spans.bare(0), mib(0, 1000));
         spans.add(mib(10, 12));
         spans.add(mib(20, 22));
         spans.add(mib(12, 14));
-        assert_eq!(spans.parts(), [mib(10, 14), mib(20, 22)]);
+        assert_eq!(spans.parts, [mib(10, 14), mib(20, 22)]);
         assert_eq!([0, 1, 2].map(|index| spans.bare(index)), [mib(0, 10), mib(14, 20), mib(22, 1000)]);
         spans.add(mib(11, 21));
-        assert_eq!(spans.parts(), [mib(10, 22)]);
+        assert_eq!(spans.parts, [mib(10, 22)]);
         spans.add(mib(990, 2000));
-        assert_eq!(spans.parts().last(), Some(&mib(990, 1000)));
+        assert_eq!(spans.parts.last(), Some(&mib(990, 1000)));
     }
 
     #[test]
@@ -119,11 +114,11 @@ mod tests {
         for place in &places {
             spans.add(mib(*place, *place + 2));
         }
-        assert!(spans.parts().len() <= PARTS_MAX);
-        assert!(spans.parts().windows(2).all(|pair| pair[0].end < pair[1].start));
+        assert!(spans.parts.len() <= PARTS_MAX);
+        assert!(spans.parts.windows(2).all(|pair| pair[0].end < pair[1].start));
         for place in places {
             let address = Address(place << 20);
-            assert!(spans.parts().iter().any(|part| part.contains(address)), "{place}");
+            assert!(spans.parts.iter().any(|part| part.contains(address)), "{place}");
         }
     }
 }

@@ -123,7 +123,7 @@ impl Tracker for Watch {
     fn unwind(&mut self) {
         for run in self.runs.list.iter().filter(|run| run.watched) {
             let fd = self.handler.fd_for(run.class);
-            let parts = run.spans.parts();
+            let parts = &run.spans.parts;
             let pieces = parts.iter().flat_map(|part| part.pieces(LIFT_BYTES));
             let bare = (0..=parts.len()).map(|index| run.spans.bare(index)).filter(|part| !part.is_empty());
             for piece in pieces.chain(bare) {
@@ -231,8 +231,8 @@ impl Watch {
         let is_running = moment == Moment::Running;
         let with_content = is_running || run.new || run.class == Class::PrivateFile;
         let scan_mode = ScanMode { with_content, is_running };
-        for index in 0..run.spans.parts().len() {
-            let part = run.spans.parts()[index];
+        for index in 0..run.spans.parts.len() {
+            let part = run.spans.parts[index];
             self.rearm(part, run, scan_mode, into)?;
         }
         self.scan_bare(run, ScanMode { with_content: true, is_running }, into)?;
@@ -286,7 +286,7 @@ impl Watch {
 
     fn scan_bare(&mut self, run: &mut Run, scan_mode: ScanMode, into: &mut DirtyPages) -> Result<(), Error> {
         self.found.clear();
-        for index in 0..=run.spans.parts().len() {
+        for index in 0..=run.spans.parts.len() {
             let bare = run.spans.bare(index);
             let found = &mut self.found;
             let map = &self.content_scan.map;

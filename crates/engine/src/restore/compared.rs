@@ -111,7 +111,7 @@ impl Compared {
         }
         let records = plan.files.as_ref().ok_or(EngineError::FilesNotRecorded)?;
         if let Some(rollback) = rollback {
-            let changed = files::changed_beside(records, &covered, rollback.recorded());
+            let changed = files::changed_beside(records, &covered, &rollback.recorded);
             if !changed.is_empty() {
                 return Err(EngineError::FilesChanged(changed));
             }

@@ -14,7 +14,8 @@ use undo::UndoError;
 
 /// A rollback of files to the checkpoint that is restored.
 pub struct Rollback {
-    recorded: HashSet<(u64, u64)>,
+    /// Device and inode of the files and directories that the rollback may change.
+    pub(super) recorded: HashSet<(u64, u64)>,
     go: Box<dyn FnOnce() -> Result<(), UndoError>>,
 }
 
@@ -23,11 +24,6 @@ impl Rollback {
     /// device and inode number.
     pub fn new(recorded: HashSet<(u64, u64)>, go: impl FnOnce() -> Result<(), UndoError> + 'static) -> Self {
         Self { recorded, go: Box::new(go) }
-    }
-
-    /// Returns the files and directories that the rollback may change, by device and inode number.
-    pub(super) fn recorded(&self) -> &HashSet<(u64, u64)> {
-        &self.recorded
     }
 
     /// Reports whether the rollback may change the file at a path, or the directories that lead to the file.

@@ -90,7 +90,8 @@ pub(super) struct Asker {
 #[derive(Debug)]
 pub(crate) struct Requests {
     socket: OwnedFd,
-    name: String,
+    /// The value of `UNDYING_SOCKET`.
+    pub(super) name: String,
     /// Requests for a checkpoint. When the checkpoint for a request begins, the sequence number is set.
     waiting: Vec<(Asker, Option<model::Sequence>)>,
     /// Processes with a hold that wait for the reply. The reply is sent when no checkpoint is being taken.
@@ -113,11 +114,6 @@ impl Requests {
             None => bind_to_new_name(&socket)?,
         };
         Ok(Self { socket, name, waiting: Vec::new(), quiet: Vec::new(), holds: HashMap::new() })
-    }
-
-    /// Returns the value of `UNDYING_SOCKET`.
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Returns a descriptor that becomes readable when a request arrives.
@@ -431,9 +427,9 @@ mod tests {
 
     /// Creates a client of the socket, with a name of its own.
     fn client(requests: &Requests) -> UnixDatagram {
-        let name = format!("{}/client", &requests.name()[1..]);
+        let name = format!("{}/client", &requests.name[1..]);
         let client = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
-        let server = SocketAddr::from_abstract_name(&requests.name()[1..]).unwrap();
+        let server = SocketAddr::from_abstract_name(&requests.name[1..]).unwrap();
         client.connect_addr(&server).unwrap();
         client.set_nonblocking(true).unwrap();
         client
@@ -453,14 +449,14 @@ mod tests {
     #[test]
     fn only_a_name_that_a_guardian_makes_is_bound_again() {
         let first = Requests::open(None).unwrap();
-        let name = first.name().to_owned();
-        assert_ne!(Requests::open(Some(&name)).unwrap().name(), name, "it is in use");
+        let name = first.name.clone();
+        assert_ne!(Requests::open(Some(&name)).unwrap().name, name, "it is in use");
         drop(first);
-        assert_eq!(Requests::open(Some(&name)).unwrap().name(), name);
+        assert_eq!(Requests::open(Some(&name)).unwrap().name, name);
         let foreign = format!("@org.example.service-{}", own());
         for name in [&foreign, "@undying/", "@undying/0123456789abcdeF", "@undying/0123456789abcdef0", ""] {
             let opened = Requests::open(Some(name)).unwrap();
-            assert!(opened.name() != name && is_ours(opened.name()), "{name}");
+            assert!(opened.name != name && is_ours(&opened.name), "{name}");
         }
     }
 

@@ -108,7 +108,7 @@ pub(crate) struct Caller {
 #[derive(Debug)]
 pub(crate) struct Control {
     listener: OwnedFd,
-    name: String,
+    pub(crate) name: String,
     callers: BTreeMap<u32, (Caller, OwnedFd)>,
     accepted: u32,
 }
@@ -122,11 +122,6 @@ impl Control {
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?;
         bind(&listener, &address).and_then(|()| listen(&listener, BACKLOG)).map_err(failed)?;
         Ok(Self { listener, name, callers: BTreeMap::new(), accepted: 0 })
-    }
-
-    /// Returns the name of the socket, for `call`.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Returns a descriptor that becomes readable when a caller connects.
@@ -234,7 +229,7 @@ mod tests {
     #[test]
     fn a_request_is_answered_and_garbage_is_refused() {
         let mut control = Control::open().unwrap();
-        let name = control.name().to_owned();
+        let name = control.name.clone();
         let ask = SystemOrder::Stop { component: "db".to_owned() };
         let asked = ask.clone();
         let caller = std::thread::spawn(move || call(&name, &asked).unwrap());
@@ -249,7 +244,7 @@ mod tests {
         assert_eq!(control.callers().count(), 0);
 
         let socket = socket(SocketFlags::CLOEXEC).unwrap();
-        let address = SocketAddrUnix::new_abstract_name(control.name().as_bytes()).unwrap();
+        let address = SocketAddrUnix::new_abstract_name(control.name.as_bytes()).unwrap();
         connect(&socket, &address).unwrap();
         send(&socket, b"{\"verb\":\"explode\"}", SendFlags::empty()).unwrap();
         until(|| {
@@ -269,7 +264,7 @@ mod tests {
     fn a_caller_that_goes_away_is_forgotten_and_no_guardian_is_an_error() {
         let mut control = Control::open().unwrap();
         let socket = socket(SocketFlags::CLOEXEC).unwrap();
-        connect(&socket, &SocketAddrUnix::new_abstract_name(control.name().as_bytes()).unwrap()).unwrap();
+        connect(&socket, &SocketAddrUnix::new_abstract_name(control.name.as_bytes()).unwrap()).unwrap();
         until(|| {
             control.accept();
             control.callers().next().map(drop)
@@ -278,7 +273,7 @@ mod tests {
         let number = control.callers().next().unwrap().0;
         assert_eq!(control.take(number), None);
         assert_eq!(control.callers().count(), 0);
-        let name = control.name().to_owned();
+        let name = control.name.clone();
         drop(control);
         assert!(call(&name, &SystemOrder::Down).is_err());
     }

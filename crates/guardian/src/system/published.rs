@@ -19,7 +19,7 @@ use crate::record::ProcessName;
 
 /// The status file of a system, and whether the file is up to date.
 pub(super) struct Published {
-    record: SystemRecord,
+    pub(super) record: SystemRecord,
     /// The key `store` of the system file.
     store: Option<PathBuf>,
     root: PathBuf,
@@ -46,24 +46,9 @@ impl Published {
         Ok(Self { record, store, root: root.to_path_buf(), is_being_written, is_changed: true, is_ended })
     }
 
-    /// Returns the name of the system.
-    pub(super) fn name(&self) -> &str {
-        &self.record.name
-    }
-
     /// Reports whether a system file describes this system: the name and the store must be the same.
     pub(super) fn is_of(&self, system: &System) -> bool {
         *system.system.name.get_ref() == self.record.name && system.system.store == self.store
-    }
-
-    /// Returns the path of the system file.
-    pub(super) fn file(&self) -> &Path {
-        &self.record.file
-    }
-
-    /// Returns the name of the socket on which the guardian receives orders.
-    pub(super) fn control(&self) -> &str {
-        &self.record.control
     }
 
     /// Records that the state has changed since the last write.

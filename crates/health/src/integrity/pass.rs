@@ -48,12 +48,12 @@ pub(super) struct Suspect {
 pub(super) struct Pass {
     /// Processes that are not listed yet, in reverse order.
     processes: Vec<Pid>,
-    mappings: Vec<Mapping>,
+    pub(super) mappings: Vec<Mapping>,
     /// The index of the next mapping, and the next address in this mapping.
     next: (usize, Option<Address>),
     /// Number of pages that the pass has visited.
     done: u64,
-    extent: Extent,
+    pub(super) extent: Extent,
     /// Compared pages of the page cache.
     cached: HashSet<(FileId, u64)>,
     suspects: Vec<Suspect>,
@@ -79,14 +79,6 @@ impl Pass {
 
     pub(super) fn is_over(&self) -> bool {
         !self.is_listing() && self.next.0 >= self.mappings.len()
-    }
-
-    pub(super) fn extent(&self) -> Extent {
-        self.extent
-    }
-
-    pub(super) fn mappings(&self) -> &[Mapping] {
-        &self.mappings
     }
 
     pub(super) fn take_suspects(&mut self) -> Vec<Suspect> {

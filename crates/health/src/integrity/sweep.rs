@@ -115,8 +115,8 @@ impl Sweep {
     }
 
     fn end_pass(&mut self, pass: &Pass, now: Instant) {
-        self.memory.end_pass(pass.mappings());
-        self.last = Some(pass.extent());
+        self.memory.end_pass(&pass.mappings);
+        self.last = Some(pass.extent);
         self.begin_pass(now.max(self.began + self.every));
     }
 

@@ -165,7 +165,7 @@ impl Attempt {
         match &self.state {
             State::Dial(dial, _) => Some(dial.due().map_or(deadline, |due| due.min(deadline))),
             State::Exchange(_) => Some(deadline),
-            State::Program(program) => Some(program.due().unwrap_or(deadline)),
+            State::Program(program) => Some(program.killed_until.unwrap_or(deadline)),
             State::Failed(_) => Some(self.began),
             State::Over => None,
         }

@@ -31,7 +31,7 @@ pub(super) struct Program {
     pid: Pid,
     handle: OwnedFd,
     /// The time at which the wait for a killed program ends.
-    killed_until: Option<Instant>,
+    pub(super) killed_until: Option<Instant>,
     is_reaped: bool,
 }
 
@@ -76,12 +76,6 @@ impl Program {
 
     pub(super) fn handle(&self) -> Handle<'_> {
         (self.handle.as_fd(), Interest::Readable)
-    }
-
-    /// Returns the time at which `advance` must be called without an event. Returns `None` before the program is
-    /// killed.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.killed_until
     }
 
     /// Checks the program without blocking. If `is_late`, kills a program that is still running.

@@ -218,12 +218,12 @@ mod tests {
 
     /// Takes checkpoints as soon as each is due. Returns the time from the first due checkpoint to the last one.
     fn take_many(pace: &mut Pace, count: u32, cost: Duration) -> Duration {
-        let first = pace.next().unwrap();
+        let first = pace.next.unwrap();
         for _ in 0..count {
-            let due = pace.next().unwrap();
+            let due = pace.next.unwrap();
             pace.taken(Costs { total: cost, ..Costs::default() }, due);
         }
-        pace.next().unwrap() - first
+        pace.next.unwrap() - first
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
         let mut sum = ZERO;
         for checkpoint in 0..20_u32 {
             let cost = EVERY * (10 + checkpoint) / 100;
-            let due = pace.next().unwrap();
+            let due = pace.next.unwrap();
             pace.taken(Costs { total: cost, ..Costs::default() }, due);
             sum += cost;
             let spent = sum.as_secs_f64() / (due - begun - sum).as_secs_f64();
@@ -260,11 +260,11 @@ mod tests {
     fn one_expensive_checkpoint_defers_the_next_one_only_for_a_time() {
         let mut pace = Pace::new(Some(EVERY), Some(tenth()), Instant::now());
         assert_eq!(take_many(&mut pace, 1, 1000 * EVERY), 100 * EVERY, "the second one waits");
-        let due = pace.next().unwrap();
+        let due = pace.next.unwrap();
         assert_eq!(pace.deferred_until(), Some(due));
         take_many(&mut pace, 1, 1000 * EVERY);
-        assert!(pace.next().unwrap() >= due + 50 * EVERY);
-        assert_eq!(pace.deferred_until(), pace.next());
+        assert!(pace.next.unwrap() >= due + 50 * EVERY);
+        assert_eq!(pace.deferred_until(), pace.next);
         let tiny = CostLimit { share: f64::MIN_POSITIVE, ..tenth() };
         assert_eq!(tiny.interval(EVERY, EVERY, 100 * EVERY), 100 * EVERY);
         assert!(take_many(&mut pace, 2, ZERO) <= 200 * EVERY);
@@ -305,7 +305,7 @@ mod tests {
         let mut ages = Vec::new();
         let mut newest = None;
         for _ in 0..20 {
-            let taken = pace.next().unwrap() + 4 * EVERY;
+            let taken = pace.next.unwrap() + 4 * EVERY;
             pace.taken(Costs { total: 50 * EVERY, ..Costs::default() }, taken);
             let committed = taken + 8 * EVERY;
             pace.committed(committed);
@@ -329,9 +329,9 @@ mod tests {
     fn intervals(costs: &[u64]) -> Vec<u128> {
         let mut pace = Pace::new(Some(EVERY), Some(tenth()), Instant::now());
         let intervals = costs.iter().map(|cost| {
-            let due = pace.next().unwrap();
+            let due = pace.next.unwrap();
             pace.taken(Costs { total: Duration::from_millis(*cost), ..Costs::default() }, due);
-            (pace.next().unwrap() - due).as_millis()
+            (pace.next.unwrap() - due).as_millis()
         });
         intervals.collect()
     }

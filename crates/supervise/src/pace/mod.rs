@@ -44,10 +44,11 @@ pub(crate) struct Costs {
 
 /// The schedule of checkpoints.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub struct Pace {
     /// The checkpoint interval. `None`: no checkpoint is ever due.
     every: Option<Duration>,
-    next: Option<Instant>,
+    /// The time at which the next checkpoint is due.
+    pub(crate) next: Option<Instant>,
     retry: Duration,
     /// The end of the last checkpoint, or the begin of the incarnation.
     last: Instant,
@@ -102,11 +103,6 @@ impl Pace {
         }
     }
 
-    /// Returns the time at which the next checkpoint is due.
-    pub(crate) fn next(&self) -> Option<Instant> {
-        self.next
-    }
-
     /// Restarts the schedule: a new incarnation has begun, or `undying` itself was stopped. Missed rounds do not count.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.next = self.every.map(|every| now + every);
@@ -144,18 +140,21 @@ impl Pace {
     }
 
     /// Returns the present interval, if the limit of the costs makes it longer than the requested interval.
-    pub(crate) fn longer_interval(&self) -> Option<Duration> {
+    #[must_use]
+    pub fn longer_interval(&self) -> Option<Duration> {
         self.every.and_then(|_| self.ledger.longer_interval(self.delays.longest))
     }
 
     /// Returns the time until which the costs of earlier checkpoints defer the next one.
-    pub(crate) fn deferred_until(&self) -> Option<Instant> {
+    #[must_use]
+    pub fn deferred_until(&self) -> Option<Instant> {
         Some(self.ledger.paid_until()?.min(self.next?))
     }
 
     /// Returns how much longer the subject took because of recent checkpoints, as a part of the time without them; 0.1 is
     /// a tenth.
-    pub(crate) fn cost_share(&self) -> f64 {
+    #[must_use]
+    pub fn cost_share(&self) -> f64 {
         self.ledger.share()
     }
 
@@ -174,7 +173,8 @@ impl Pace {
 
     /// Returns the recent rate of committed checkpoints, per second. The rate is at most the requested rate: additional
     /// checkpoints that the program has requested, and commits that arrive together, do not raise it.
-    pub(crate) fn achieved_hz(&self) -> f64 {
+    #[must_use]
+    pub fn achieved_hz(&self) -> f64 {
         let (Some(every), Some(first), Some(last)) = (self.every, self.commits.front(), self.commits.back())
         else {
             return 0.0;
@@ -187,7 +187,8 @@ impl Pace {
     }
 
     /// Returns percentiles of the recent pauses.
-    pub(crate) fn pauses(&self) -> Pauses {
+    #[must_use]
+    pub fn pauses(&self) -> Pauses {
         let mut sorted: Vec<Duration> = self.pauses.iter().copied().collect();
         sorted.sort_unstable();
         let at = |share: usize| sorted.get(sorted.len().saturating_sub(1) * share / 100).copied();
@@ -214,11 +215,11 @@ mod tests {
     fn rounds_are_kept_and_missed_ones_left_out() {
         let start = Instant::now();
         let mut pace = Pace::new(Some(EVERY), None, start);
-        assert_eq!(pace.next(), Some(start + EVERY));
+        assert_eq!(pace.next, Some(start + EVERY));
         assert_eq!(pace.taken(stops(Duration::from_millis(1), ZERO), start + Duration::from_millis(103)), 0);
-        assert_eq!(pace.next(), Some(start + 2 * EVERY));
+        assert_eq!(pace.next, Some(start + 2 * EVERY));
         assert_eq!(pace.taken(stops(Duration::from_millis(1), ZERO), start + Duration::from_millis(520)), 3);
-        assert_eq!(pace.next(), Some(start + 6 * EVERY));
+        assert_eq!(pace.next, Some(start + 6 * EVERY));
     }
 
     #[test]
@@ -227,7 +228,7 @@ mod tests {
         let mut pace = Pace::new(None, None, start);
         pace.begin(start);
         pace.failed(start);
-        assert_eq!(pace.next(), None);
+        assert_eq!(pace.next, None);
     }
 
     #[test]
@@ -250,9 +251,9 @@ mod tests {
         let mut pace = Pace::new(Some(EVERY), None, start);
         let end = start + Duration::from_millis(290);
         pace.taken(stops(Duration::from_millis(180), ZERO), end);
-        assert_eq!(pace.next(), Some(end + Duration::from_millis(540)));
+        assert_eq!(pace.next, Some(end + Duration::from_millis(540)));
         pace.taken(stops(Duration::from_millis(1), Duration::from_millis(399)), end + 9 * EVERY);
-        assert_eq!(pace.next(), Some(end + 21 * EVERY));
+        assert_eq!(pace.next, Some(end + 21 * EVERY));
         assert_eq!(pace.pauses().max, Duration::from_millis(180));
     }
 
@@ -262,13 +263,13 @@ mod tests {
         let mut pace = Pace::new(Some(EVERY), None, now);
         for _ in 0..20 {
             pace.failed(now);
-            now = pace.next().unwrap();
+            now = pace.next.unwrap();
         }
         pace.failed(now);
-        assert_eq!(pace.next(), Some(now + RETRY_MAX));
+        assert_eq!(pace.next, Some(now + RETRY_MAX));
         pace.taken(stops(ZERO, ZERO), now);
         pace.failed(now);
-        assert_eq!(pace.next(), Some(now + EVERY));
+        assert_eq!(pace.next, Some(now + EVERY));
     }
 
     #[test]

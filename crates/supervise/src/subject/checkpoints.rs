@@ -40,7 +40,7 @@ impl Subject {
     /// Returns the time at which the next checkpoint is due: now, if a checkpoint or a restart was requested. `None` if
     /// no checkpoint is due.
     pub(super) fn due_time(&self, now: Instant) -> Option<Instant> {
-        let next = self.pace.next()?;
+        let next = self.pace.next?;
         if self.incarnation.is_wanted || self.incarnation.request.by.is_some() {
             return Some(now);
         }
@@ -67,7 +67,7 @@ impl Subject {
         // A due checkpoint that cannot be taken is skipped and not queued. Rounds that pass while a checkpoint is being
         // taken are counted at its end.
         let is_idle = matches!(self.state, State::Running | State::Held) && !self.checkpoints.is_opening;
-        let is_round = self.pace.next() == Some(due) && is_idle;
+        let is_round = self.pace.next == Some(due) && is_idle;
         if is_round && self.checkpoints.late.replace(due) != Some(due) {
             let reason = if self.incarnation.is_held { LateReason::Held } else { LateReason::Writing };
             self.actions.push(Action::Late(reason, 1));
@@ -129,7 +129,7 @@ impl Subject {
     /// Counts the rounds that have passed during a checkpoint. If the checkpoint began late, the rounds were already
     /// counted with the reason of the delay.
     fn pass(&mut self, now: Instant, costs: Costs, reason: LateReason) {
-        let began_late = self.checkpoints.late == self.pace.next();
+        let began_late = self.checkpoints.late == self.pace.next;
         let passed = self.pace.taken(costs, now);
         if passed > 0 && !began_late {
             self.actions.push(Action::Late(reason, passed));

@@ -155,7 +155,7 @@ impl Subject {
 
     /// Records that the next incarnation begins at this checkpoint.
     pub(super) fn repeats(&mut self, from: Sequence) {
-        let at = self.run_time.seen();
+        let at = self.run_time.seen;
         if let Some(exit) = &mut self.incarnation.after {
             exit.repeats = self.run_time.since(from, at).unwrap_or_default();
         }

@@ -21,7 +21,7 @@ use model::{Sequence, Signal};
 
 use crate::back_off::{BackOff, BackOffPlan};
 use crate::fault::Fault;
-use crate::pace::{CostLimit, Pace, Pauses};
+use crate::pace::{CostLimit, Pace};
 use crate::restarts::{RestartLimit, Restarts};
 use crate::status::{ChangedFiles, RestartPolicy, Success};
 use crate::suspicion::Suspicion;
@@ -274,7 +274,7 @@ impl Subject {
             Event::WriteFailed(sequence) => self.not_committed(now, sequence, true),
             Event::CalledOff(sequence) => self.not_committed(now, sequence, false),
             // The output of a stopped program was sent before the stop.
-            Event::OutputSent if is_stopped => self.run_time.output_sent(self.run_time.seen()),
+            Event::OutputSent if is_stopped => self.run_time.output_sent(self.run_time.seen),
             Event::OutputSent if self.state.is_alive() => self.run_time.output_sent(now),
             Event::OutputSent => {}
             Event::ConnectionsEnded => self.suspicion.connections_ended(),
@@ -321,7 +321,7 @@ impl Subject {
     pub fn wake(&self, now: Instant) -> Option<Instant> {
         match self.state {
             State::BackingOff(_, until) | State::Restoring { step: Step::Settling(until), .. } => Some(until),
-            _ if self.retries.until().is_some() => self.retries.until(),
+            _ if self.retries.until.is_some() => self.retries.until,
             State::Stopped { step, .. } => step.until(),
             _ if self.can_take() => self.due_time(now),
             _ => self.incarnation.request.by,
@@ -370,42 +370,16 @@ impl Subject {
         self.restart_count
     }
 
-    /// Returns the recent rate of committed checkpoints, per second.
+    /// Returns the schedule of the checkpoints.
     #[must_use]
-    pub fn achieved_hz(&self) -> f64 {
-        self.pace.achieved_hz()
-    }
-
-    /// Returns the present interval of checkpoints, if the limit of their costs makes it longer than the requested
-    /// interval.
-    #[must_use]
-    pub fn longer_interval(&self) -> Option<Duration> {
-        self.pace.longer_interval()
+    pub fn pace(&self) -> &Pace {
+        &self.pace
     }
 
     /// Reports whether the program was asked to end, so that its death ends the run, whenever it comes.
     #[must_use]
     pub fn is_asked_to_end(&self) -> bool {
         self.incarnation.ending.is_some_and(|(signal, _)| !self.is_soft(signal))
-    }
-
-    /// Returns the time until which the costs of earlier checkpoints defer the next one.
-    #[must_use]
-    pub fn deferred_until(&self) -> Option<Instant> {
-        self.pace.deferred_until()
-    }
-
-    /// Returns how much longer the subject took because of recent checkpoints, as a part of the time without them; 0.1 is
-    /// a tenth.
-    #[must_use]
-    pub fn cost_share(&self) -> f64 {
-        self.pace.cost_share()
-    }
-
-    /// Returns percentiles of the recent pauses.
-    #[must_use]
-    pub fn pauses(&self) -> Pauses {
-        self.pace.pauses()
     }
 
     fn started(&mut self, now: Instant) {

@@ -77,7 +77,7 @@ impl Subject {
             State::Dying(death) | State::BackingOff(death, _) | State::Restoring { death, .. } => {
                 death.noticed
             }
-            State::Starting { .. } | State::Ended(_) => self.run_time.seen(),
+            State::Starting { .. } | State::Ended(_) => self.run_time.seen,
             _ => now,
         };
         self.run_time.since(sequence, at)
@@ -113,7 +113,7 @@ impl Subject {
     /// Reports whether the program is begun beside its files although each checkpoint has led to another death. The files
     /// are then those of the oldest checkpoint that was restored, as after a crash at that time.
     fn begins_in_any_case(&self) -> bool {
-        let is_sound = self.plan.restart == RestartPolicy::Always || self.suspicion.has_ended_connections();
+        let is_sound = self.plan.restart == RestartPolicy::Always || self.suspicion.has_ended_connections;
         self.plan.can_start && is_sound
     }
 

@@ -164,7 +164,7 @@ impl Subject {
             return self.call_off(NotRestarted::Ending);
         }
         // The subject is stopped since the checkpoint, so this time does not count.
-        if self.prospect(survey, self.run_time.seen()) == Prospect::Restored(sequence) {
+        if self.prospect(survey, self.run_time.seen) == Prospect::Restored(sequence) {
             self.state = State::Stopped { sequence, step: StopStep::Killing };
             self.actions.extend([Action::Report(Notice::Faulted(Fault::Requested)), Action::KillHeld]);
         } else {

@@ -31,7 +31,7 @@ pub(super) struct Retries {
     since: Option<Instant>,
     failures: u32,
     /// The time of the next attempt.
-    until: Option<Instant>,
+    pub(super) until: Option<Instant>,
     /// The status of the death that the restart follows.
     status: Option<SubjectStatus>,
 }
@@ -70,11 +70,6 @@ impl Retries {
         Some((wait, self.failures == 1))
     }
 
-    /// Returns the time of the next attempt, if the restart waits for this time.
-    pub(super) fn until(&self) -> Option<Instant> {
-        self.until
-    }
-
     /// Returns the step if its next attempt is due.
     pub(super) fn due(&mut self, now: Instant) -> Option<Action> {
         self.until.take_if(|until| now >= *until)?;
@@ -105,7 +100,7 @@ mod tests {
             assert_eq!(retries.due(now), None, "the wait is not over");
             now += wait;
             assert_eq!(retries.due(now), Some(Action::Restore(Sequence(4))), "the same checkpoint is tried");
-            assert_eq!(retries.until(), None);
+            assert_eq!(retries.until, None);
             repeated += 1;
         }
         (repeated, now - begun)

@@ -22,7 +22,7 @@ pub(super) struct RunTime {
     done: Duration,
     since: Instant,
     /// The last time at which the program was known to run, or to have died.
-    seen: Instant,
+    pub(super) seen: Instant,
     /// The running time at each checkpoint. The beginning of the program counts as a checkpoint.
     taken: BTreeMap<Sequence, Duration>,
     /// The checkpoints after which peers have received output that no usable checkpoint contained. A restore of a later
@@ -46,11 +46,6 @@ impl RunTime {
 
     fn at(&self, now: Instant) -> Duration {
         self.done + now.saturating_duration_since(self.since)
-    }
-
-    /// Returns the last time at which the program was known to run, or to have died.
-    pub(super) fn seen(&self) -> Instant {
-        self.seen
     }
 
     /// Records that the program runs, or has just died.

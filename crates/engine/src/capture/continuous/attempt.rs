@@ -127,7 +127,7 @@ impl Continuous {
             }
             reserve.pool().limit_waits(None);
             reserve.end_stop()?;
-            if self.spaces.counts.throttle.is_spent() {
+            if self.spaces.counts.throttle.is_spent {
                 reserve.hold_more(self.spaces.due_at_most())?;
             }
             laps.lap();

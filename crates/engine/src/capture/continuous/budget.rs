@@ -276,7 +276,7 @@ mod tests {
                 if dirty == 0 {
                     return outcome;
                 }
-                if throttle.is_spent() {
+                if throttle.is_spent {
                     held_max = held_max.max((dirty + dirty / 4).saturating_add(self.held / 2));
                 }
             }

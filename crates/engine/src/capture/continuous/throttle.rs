@@ -48,8 +48,9 @@ pub(super) struct Throttle {
     left_by_last: PageCount,
     /// The next final stop may last two to this power times as long as the budget.
     strain: u32,
-    /// The checkpoint has wasted as many copies as it may.
-    is_spent: bool,
+    /// The checkpoint has wasted as many copies as it may: the subject rewrites pages faster than the store accepts
+    /// them.
+    pub(super) is_spent: bool,
 }
 
 impl Default for Throttle {
@@ -118,12 +119,6 @@ impl Throttle {
     /// Returns how many times as long as the budget the next final stop may last.
     pub(super) fn stretch(&self) -> u32 {
         1 << self.strain
-    }
-
-    /// Reports whether the checkpoint has wasted as many copies as it may: the subject rewrites pages faster than the store
-    /// accepts them.
-    pub(super) fn is_spent(&self) -> bool {
-        self.is_spent
     }
 
     /// Reports whether final stops may exceed the budget.

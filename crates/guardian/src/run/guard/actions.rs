@@ -244,7 +244,7 @@ impl Guard {
         let Guarded::Command(words) = self.request.what.clone() else {
             return Err(GuardianError::NoWayBack { name: self.claim.name.to_string() });
         };
-        let requests = self.requests.name().to_owned();
+        let requests = self.requests.name.clone();
         if let Some(output) = &mut self.output {
             output.abandon();
         }

@@ -72,11 +72,11 @@ pub(crate) fn start(mut request: RunRequest, host: Arc<Shared>, foreground: Fore
     let beginning = beginning(&store, &claim, first)?;
     children.as_mut().map_or(Ok(()), |children| children.begin(subject.pid(), Duration::ZERO))?;
     let mut record = first_record((&request, &choice), &claim, &subject, first, &tracking)?;
-    requests.name().clone_into(&mut record.requests);
+    requests.name.clone_into(&mut record.requests);
     record.started_as = started_as.or_else(|| earlier::recorded(&claim.directory, &record));
     let journal = Journal::start(&claim.directory, claim.name.as_str(), host.clock.clone())?;
     let known = descendants(subject.roots());
-    let owner = host.reaper.admit(subject.keys(), requests.name(), request.adopted().is_some());
+    let owner = host.reaper.admit(subject.keys(), &requests.name, request.adopted().is_some());
     host.reaper.note(owner, &known);
     let tracer = match log {
         Some((place, log)) => Tracer::start(place, log, tracking, &host)?,
@@ -152,7 +152,7 @@ fn run_or_adopt(
             end_leftovers(request, claim)?;
             let requests = Requests::open(mark_before(request, claim).as_deref())?;
             let (launch, log) = (&request.launch, streams.log());
-            let root = spawn(words, host, (launch, log), requests.name(), Incarnation::New(calls))?;
+            let root = spawn(words, host, (launch, log), &requests.name, Incarnation::New(calls))?;
             Ok((root.into(), requests, store.next_sequence(&claim.name)?))
         }
     }

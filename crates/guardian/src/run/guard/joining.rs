@@ -48,7 +48,7 @@ impl Guard {
             return;
         }
         let Some((member, request)) = self.tree.members.joining.pop_front() else { return };
-        let (success, requests) = (request.success, self.requests.name().to_owned());
+        let (success, requests) = (request.success, self.requests.name.clone());
         let work = move |rebuild: &Rebuild| rebuild.join(&request, &requests);
         self.order(work, move |guard, outcome| {
             match outcome {

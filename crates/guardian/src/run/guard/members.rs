@@ -34,11 +34,6 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// Reports whether checkpoints wait for a member.
-    pub(super) fn is_incomplete(&self) -> bool {
-        self.is_incomplete
-    }
-
     /// Reports whether the end of a root is expected, or known already.
     pub(super) fn is_leaving(&self, root: Pid) -> bool {
         self.leaving.contains(&root) || self.settles.contains_key(&root)

@@ -119,7 +119,7 @@ impl Guard {
         let next = self.driver.machine.next_sequence();
         self.requests.answer_for(next, "error a dry run takes no checkpoints\n");
         self.feed(Event::Scanned { pause: found.pause + found.arming });
-        self.voice.record.facts.achieved_hz = self.driver.machine.achieved_hz();
+        self.voice.record.facts.achieved_hz = self.driver.machine.pace().achieved_hz();
         self.note_pauses();
         self.voice.journal.set(&self.voice.record);
     }
@@ -140,7 +140,7 @@ impl Guard {
     /// Keeps idle connections, if checkpoints are frequent enough to detect soon that the program has closed a
     /// connection.
     pub(super) fn keep_idle(&mut self, connections: Vec<Arc<OwnedFd>>) {
-        let interval = self.driver.machine.longer_interval().or(self.request.every);
+        let interval = self.driver.machine.pace().longer_interval().or(self.request.every);
         let is_often = interval.is_some_and(|interval| interval <= IdleConnections::INTERVAL_MAX);
         let is_kept = is_often && !self.request.once || self.is_stopped();
         let kept = if is_kept { connections } else { Vec::new() };
@@ -220,9 +220,9 @@ impl Guard {
     /// Records the costs of checkpoints. Reports when they make the interval longer than requested, and when it has doubled
     /// since.
     fn note_costs(&mut self) {
-        let longer = self.driver.machine.longer_interval();
+        let longer = self.driver.machine.pace().longer_interval();
         let facts = &mut self.voice.record.facts;
-        facts.costs.percent = 100.0 * self.driver.machine.cost_share();
+        facts.costs.percent = 100.0 * self.driver.machine.pace().cost_share();
         facts.costs.interval_us = longer.map(time::microseconds);
         let Some((now, asked)) = longer.zip(self.request.every) else { return };
         if let Some(max_percent) = facts.costs.max_percent
@@ -281,7 +281,7 @@ impl Guard {
             _ => format!("ok {sequence}\n"),
         };
         self.requests.answer_for(sequence, &answer);
-        self.voice.record.facts.achieved_hz = self.driver.machine.achieved_hz();
+        self.voice.record.facts.achieved_hz = self.driver.machine.pace().achieved_hz();
         self.voice.record.facts.checkpoints += 1;
         self.voice.record.last_checkpoint = Some(self.time());
         if let Some(status) = self.taking.tracer.log().map(LogWriter::status) {
@@ -322,7 +322,7 @@ impl Guard {
     }
 
     fn note_pauses(&mut self) {
-        let (pauses, us) = (self.driver.machine.pauses(), time::microseconds);
+        let (pauses, us) = (self.driver.machine.pace().pauses(), time::microseconds);
         let (p50, p99, max) = (us(pauses.p50), us(pauses.p99), us(pauses.max));
         self.voice.record.facts.pause_us = PauseMicroseconds { p50, p99, max };
     }

@@ -74,7 +74,7 @@ pub(super) struct Outbox {
     /// For people.
     messages: Vec<RunEvent>,
     /// Whether messages wait.
-    holds: bool,
+    pub(super) holds: bool,
 }
 
 impl Outbox {
@@ -91,11 +91,6 @@ impl Outbox {
     /// Makes messages wait, or lets them pass again.
     pub(super) fn hold(&mut self, holds: bool) {
         self.holds = holds;
-    }
-
-    /// Reports whether messages wait.
-    pub(super) fn is_holding(&self) -> bool {
-        self.holds
     }
 
     /// Returns the reports that the director does not know yet.

@@ -178,11 +178,12 @@ impl Guard {
         let every = self.request.every.filter(|_| !self.request.once && !self.request.dry_run_tracking)?;
         let machine = &self.driver.machine;
         let is_expected = machine.is_ready() && !self.refusals.is_reported;
-        let interval = machine.longer_interval().unwrap_or(every);
+        let interval = machine.pace().longer_interval().unwrap_or(every);
         let limit =
             interval.saturating_mul(LATE_INTERVALS).max(LATE_MIN).max(self.refusals.late_reported * 2);
         // A single expensive checkpoint defers the next one before the interval counts as longer.
-        let since = self.refusals.on_time.max(machine.deferred_until().unwrap_or(self.refusals.on_time));
+        let since =
+            self.refusals.on_time.max(machine.pace().deferred_until().unwrap_or(self.refusals.on_time));
         is_expected.then(|| since + limit)
     }
 

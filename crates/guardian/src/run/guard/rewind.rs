@@ -112,7 +112,7 @@ impl Guard {
         let is_ending = self.tree.death.is_some() || self.driver.machine.is_killed() || self.is_stopped();
         let is_alive = state.is_alive() && !is_ending;
         let waits = !is_alive && !matches!(state, State::Ended(_));
-        self.voice.outbox.hold(self.voice.outbox.is_holding() && waits);
+        self.voice.outbox.hold(self.voice.outbox.holds && waits);
     }
 }
 

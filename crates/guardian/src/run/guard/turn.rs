@@ -98,7 +98,7 @@ impl Guard {
 
     /// Lets the restored program redraw its window. Called after the messages were written, which are on the screen.
     pub(crate) fn draw_again(&mut self) {
-        if !self.voice.outbox.is_holding() && std::mem::take(&mut self.voice.redraws) {
+        if !self.voice.outbox.holds && std::mem::take(&mut self.voice.redraws) {
             lock(&self.rebuild.foreground).draw_again();
         }
     }
@@ -368,7 +368,7 @@ impl Guard {
                 self.report(RunEvent::HoldEnded { pid: pid.get() });
             }
         }
-        self.feed(Event::Holds(self.requests.is_held() || self.tree.members.is_incomplete()));
+        self.feed(Event::Holds(self.requests.is_held() || self.tree.members.is_incomplete));
     }
 
     fn want_checkpoint(&mut self, asker: Asker) {

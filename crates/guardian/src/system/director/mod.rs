@@ -106,7 +106,7 @@ impl<'a> SystemDirector<'a> {
         let time = time::rfc3339(host.clock().wall());
         let mut parts = Vec::new();
         for (id, (name, component)) in supervisor.plan().ids().zip(&system.component) {
-            let notify = notify_name(control.name(), name.get_ref());
+            let notify = notify_name(&control.name, name.get_ref());
             let checks = Checks::new(component, &directory, &notify, now)?;
             let mut part = Part::new(id, name.get_ref(), component, checks, time.clone());
             part.runs_already = before.running.get(name.get_ref()).copied();
@@ -123,7 +123,7 @@ impl<'a> SystemDirector<'a> {
         for (name, checkpoint) in before.checkpoints {
             on_event(&name, &RunEvent::NotContinued { checkpoint });
         }
-        let published = Published::new(system, file, store.root(), control.name())?;
+        let published = Published::new(system, file, store.root(), &control.name)?;
         let groups = Together::of(supervisor.plan().groups());
         let mut director = Self {
             published,
@@ -168,7 +168,7 @@ impl<'a> SystemDirector<'a> {
 
     /// Returns the name of the socket to which a component sends messages of sd_notify(3).
     fn notify_name(&self, component: &str) -> String {
-        notify_name(self.published.control(), component)
+        notify_name(&self.published.record.control, component)
     }
 
     /// Returns how the system has ended.
@@ -179,13 +179,13 @@ impl<'a> SystemDirector<'a> {
         if !self.parts.iter().any(is_left) {
             let count = host.end_rest()?;
             if count > 0 {
-                (self.on_event)(self.published.name(), &RunEvent::RestEnded { count });
+                (self.on_event)(&self.published.record.name, &RunEvent::RestEnded { count });
             }
         }
         self.published.end()?;
         self.callers.answer_all("the system has ended");
         if self.supervisor.has_failed() && self.asked.ends == 0 {
-            return Err(GuardianError::SystemFailed { system: self.published.name().to_owned() });
+            return Err(GuardianError::SystemFailed { system: self.published.record.name.clone() });
         }
         Ok(())
     }
@@ -279,7 +279,7 @@ impl<'a> SystemDirector<'a> {
         let Some((program, arguments)) = words.split_first() else { return };
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).current_dir(&self.home.directory);
-        command.env(OF_SYSTEM, self.published.name()).env(OF_COMPONENT, &part.name);
+        command.env(OF_SYSTEM, &self.published.record.name).env(OF_COMPONENT, &part.name);
         let started = host.execute(&mut command);
         let event = match started {
             Ok(pid) => RunEvent::Executed { pid: pid.get(), program: program.clone() },
@@ -337,7 +337,7 @@ impl<'a> SystemDirector<'a> {
                 part.subject.iter().for_each(|subject| host.note(*subject, &event));
                 (self.on_event)(&part.name, &event);
             }
-            None => (self.on_event)(self.published.name(), &event),
+            None => (self.on_event)(&self.published.record.name, &event),
         }
     }
 

@@ -31,7 +31,7 @@ impl SystemDirector<'_> {
         let outcome = self.try_reload(host);
         if let Err(error) = &outcome {
             let event = RunEvent::NotReloaded { reason: error.to_string() };
-            (self.on_event)(self.published.name(), &event);
+            (self.on_event)(&self.published.record.name, &event);
         }
         outcome
     }
@@ -77,7 +77,7 @@ impl SystemDirector<'_> {
 
     /// Returns the present content of the file, if this system can apply it.
     fn read_again(&self) -> Result<System> {
-        let path = self.published.file();
+        let path = &self.published.record.file;
         require_regular(path)?;
         let file = SystemFile::read(path)?;
         required::require(&file.system)?;
@@ -152,7 +152,7 @@ impl SystemDirector<'_> {
         let removed = names(&|id| was_there(id) && plan[id].is_removed);
         let restarted = names(&|id| was_there(id) && restarted.contains(&id));
         let what = wording::reloaded(&added, &removed, &restarted);
-        (self.on_event)(self.published.name(), &RunEvent::Reloaded { added, removed, restarted });
+        (self.on_event)(&self.published.record.name, &RunEvent::Reloaded { added, removed, restarted });
         what
     }
 }

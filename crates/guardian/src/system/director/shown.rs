@@ -64,7 +64,7 @@ impl SystemDirector<'_> {
         ComponentFacts {
             name: part.name.clone(),
             guardian: std::process::id() as i32,
-            system: self.published.name().to_owned(),
+            system: self.published.record.name.clone(),
             policy: plan.policy.name().to_owned(),
             command: part.component.command.get_ref().clone(),
             state: part.shown.0.to_owned(),
