@@ -28,7 +28,6 @@ const EPHEMERAL_MAX: usize = 256;
 /// Number of successive scans that must find no process with a held socket, before the socket is closed.
 const ABSENCES_MAX: u32 = 2;
 
-/// The phase of a component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Phase {
     /// The component was never started.
@@ -46,7 +45,6 @@ pub(crate) enum Phase {
     Stopped,
 }
 
-/// A component.
 #[derive(Debug, Default)]
 pub(crate) struct Component {
     phase: Phase,
@@ -90,7 +88,6 @@ impl Wanted {
 }
 
 impl Component {
-    /// Begins an incarnation.
     pub(crate) fn begin(&mut self, is_restored: bool, claim_until: Instant) {
         self.phase = Phase::Running { is_restored };
         self.incarnation += 1;
@@ -184,7 +181,6 @@ impl Component {
         None
     }
 
-    /// Returns the addresses of the component.
     pub(crate) fn routes(&self) -> impl Iterator<Item = &Route> {
         self.declared.iter().chain(&self.learned)
     }

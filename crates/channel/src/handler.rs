@@ -56,7 +56,6 @@ impl CallHandler for Handler {
     }
 }
 
-/// Returns the thread that has made the call.
 fn thread_of(reported: &ReportedCall<'_>) -> Tid {
     reported.notification.tid()
 }

@@ -123,7 +123,6 @@ impl Taken {
         rustix::fs::fcntl_getfl(&self.socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
     }
 
-    /// Reports whether the socket listens.
     pub(crate) fn listens(&self) -> bool {
         socket_option::get_int(self.socket.as_fd(), LISTENS).is_ok_and(|listens| listens != 0)
     }

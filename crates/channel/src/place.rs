@@ -24,11 +24,9 @@ pub(crate) struct Place {
     directory: OwnedFd,
     /// Device and inode of the directory.
     pub(crate) identity: Identity,
-    /// The name in the directory.
     pub(crate) name: OsString,
 }
 
-/// The path of a bound socket.
 #[derive(Debug)]
 pub(crate) struct BoundPath {
     pub(crate) place: Place,

@@ -38,7 +38,6 @@ pub(crate) struct Target {
 }
 
 impl Route {
-    /// Returns the route of a declared address.
     pub(crate) fn declared(address: Address) -> Self {
         match address {
             Address::Inet(address) => Self::Inet(address, false),

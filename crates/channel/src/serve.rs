@@ -15,7 +15,6 @@ use sys::socket_call::{CallHandler, Handled, ReportedCall, kind_of};
 /// Delay after a failed wait. The cause is a lack of memory, and other processes may free memory.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// The source of the calls.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) listener: Arc<Listener>,

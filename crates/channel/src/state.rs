@@ -35,7 +35,6 @@ pub(crate) struct Outcome {
     pub(crate) closed: Vec<Held>,
 }
 
-/// The state of all components.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) components: BTreeMap<ComponentId, Component>,

@@ -9,7 +9,6 @@ use guardian::GuardianError;
 
 use crate::print;
 
-/// The failure of a verb.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// An error of the crate `guardian`.
@@ -39,7 +38,6 @@ impl From<serde_json::Error> for Failure {
 }
 
 impl Failure {
-    /// Prints the failure, and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
         match self {
             Self::Guardian(error) => {

@@ -20,7 +20,6 @@ const SOCKET: &str = "/run/systemd/journal/socket";
 /// The variable that contains the device and inode of the stream to the journal: systemd.exec(5).
 const STREAM: &str = "JOURNAL_STREAM";
 
-/// The socket of the journal.
 #[derive(Debug)]
 pub(crate) struct Journal(UnixDatagram);
 

@@ -38,7 +38,6 @@ struct Message {
     /// Number of messages that were dropped before this message.
     dropped: u64,
     text: String,
-    /// Fields for the journal.
     fields: Vec<(String, String)>,
     /// Whether a rollback may have cut off earlier messages.
     follows_cut: bool,
@@ -55,7 +54,6 @@ struct Writer {
 }
 
 impl Narrator {
-    /// Returns the narrator of the guardian of a system.
     pub(crate) fn of_system(name: &str) -> Self {
         Self { system: Some(name.to_owned()), writer: None, dropped: 0 }
     }

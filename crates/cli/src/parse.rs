@@ -83,17 +83,14 @@ The environment has UNDYING_NAME (the subject), UNDYING_IMAGE (NAME@SEQ, or the 
 UNDYING_PID (the root process, which is stopped). A command that fails, or takes more than 60 s, is reported, and the \
 program goes on";
 
-/// The option `--on-restore`.
 pub(crate) fn on_restore() -> Arg {
     option("on-restore", "CMD", ON_RESTORE).value_parser(value_parser!(OsString)).long_help(ON_RESTORE_LONG)
 }
 
-/// Returns the value of `--on-restore`.
 pub(crate) fn given_on_restore(matches: &ArgMatches) -> Option<OsString> {
     matches.get_one::<OsString>("on-restore").cloned()
 }
 
-/// Defines `--lose-connections`.
 pub(crate) fn lose_connections() -> Arg {
     flag(
         "lose-connections",
@@ -101,7 +98,6 @@ pub(crate) fn lose_connections() -> Arg {
     )
 }
 
-/// Defines `--json`.
 pub(crate) fn json() -> Arg {
     flag("json", "Print JSON")
 }
@@ -139,7 +135,6 @@ impl std::fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// Parses a pid.
 pub(crate) fn parse_pid(text: &str) -> Result<Pid, Malformed> {
     let number = text.parse().ok().filter(|number: &i32| *number > 0);
     number.map(Pid).ok_or(Malformed("a pid is a number above 0"))
@@ -160,7 +155,6 @@ pub(crate) fn every(text: &str) -> Result<Duration, Malformed> {
     }
 }
 
-/// Parses a pause budget.
 pub(crate) fn max_pause(text: &str) -> Result<Duration, Malformed> {
     match duration(text)? {
         limit if limit >= MAX_PAUSE_MIN => Ok(limit),

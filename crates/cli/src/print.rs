@@ -66,7 +66,6 @@ pub(crate) fn line(what: std::fmt::Arguments<'_>) -> std::io::Result<()> {
     Ok(writeln!(std::io::stdout().lock(), "{}", Escaped(&text))?)
 }
 
-/// Prints a value as JSON.
 pub(crate) fn json(value: &impl serde::Serialize) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer_pretty(&mut out, value)?;

@@ -49,7 +49,6 @@ pub(crate) fn line(pid: Pid) -> impl Iterator<Item = Pid> {
 /// Text by which an obstacle names memory that another process has registered with userfaultfd(2).
 const WATCHED: &str = "userfaultfd registration";
 
-/// The guardian of a process.
 struct GuardedBy {
     guardian: Pid,
     name: String,

@@ -150,7 +150,6 @@ fn open_or_create(directory: &Path) -> Result<File> {
     })
 }
 
-/// Creates a new directory for one part. Returns the directory and its path.
 fn create_part(all: &File, path: &Path) -> Result<(File, PathBuf)> {
     let mode = Mode::from_raw_mode(0o700);
     let listed = Dir::read_from(all).map_err(|errno| Error::path("list", path, errno))?;

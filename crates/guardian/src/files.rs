@@ -123,7 +123,6 @@ pub(crate) struct WrittenFiles(BTreeMap<PathBuf, Sequence>);
 const REMEMBERED_MAX: usize = 4096;
 
 impl WrittenFiles {
-    /// Records the files of a checkpoint.
     pub(crate) fn note(&mut self, sequence: Sequence, files: &[FileRecord]) {
         for file in files.iter().filter(|file| file.effect() != Effect::Stays) {
             if self.0.len() < REMEMBERED_MAX {

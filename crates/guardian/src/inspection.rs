@@ -190,7 +190,6 @@ pub(crate) fn require_features() -> Result<()> {
     }
 }
 
-/// Returns the error for an option whose feature is missing.
 pub(crate) fn missing(feature: Feature) -> GuardianError {
     let entry = features::entry(feature);
     GuardianError::FeatureMissing { name: entry.name(), purpose: entry.purpose, fix: entry.fix }

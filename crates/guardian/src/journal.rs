@@ -91,7 +91,6 @@ impl Journal {
         self.record_event_at(self.clock.wall(), what);
     }
 
-    /// Records an event with a given time.
     pub(crate) fn record_event_at(&self, time: SystemTime, what: RunEvent) {
         let is_urgent = !what.is_frequent();
         let row = EventRow { time: time::rfc3339(time), name: self.name.clone(), what };

@@ -30,7 +30,6 @@ use crate::time;
 
 const FILE: &str = "status.json";
 
-/// The mode of a status file that is outdated.
 const OUTDATED_MODE: u32 = 0o400;
 /// Maximum number of bytes that are read. A usual status is a thousand times smaller.
 const BYTES_MAX: u64 = 4 << 20;

@@ -44,7 +44,6 @@ impl Room {
         self.groups.map(|limit| limit / GROUPS_EACH)
     }
 
-    /// Returns what lacks for a system.
     fn lacks(&self, system: &System) -> Vec<String> {
         let all = system.component.values().filter(|component| component.policy == Policy::Checkpointed);
         let (mut count, mut back) = (0, 0);

@@ -63,7 +63,6 @@ pub fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> Result
     Ok(started.map_err(|error| sys::Error::new("start a thread", error))?)
 }
 
-/// A signal that has arrived.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Arrived {
     Request(Request),

@@ -25,7 +25,6 @@ impl StartedAs {
         Self { words, directory, is_named }
     }
 
-    /// Reports whether both are the same command in the same directory.
     pub(crate) fn is_same_command(&self, other: &Self) -> bool {
         (&self.words, &self.directory) == (&other.words, &other.directory)
     }

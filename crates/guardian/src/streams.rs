@@ -89,12 +89,10 @@ impl Streams {
         Ok(Self { files, log, member_logs })
     }
 
-    /// Returns the log, if the subject has a log.
     pub(crate) fn log(&self) -> Option<&OwnedFd> {
         self.log.as_ref()
     }
 
-    /// Returns device and inode of each file.
     pub(crate) fn identities(&self) -> Vec<(u64, Inode)> {
         self.files.iter().map(|(device, inode, _)| (*device, *inode)).collect()
     }

@@ -48,7 +48,6 @@ impl Subject {
         Ok(Self { roots })
     }
 
-    /// Returns the subject with one more root.
     pub(crate) fn with(&self, root: Root) -> Self {
         let mut roots = self.roots.clone();
         roots.push(Arc::new(root));
@@ -61,7 +60,6 @@ impl Subject {
         (!roots.is_empty()).then_some(Self { roots })
     }
 
-    /// Returns the root with this pid.
     pub(crate) fn root(&self, pid: Pid) -> Option<&Root> {
         self.roots.iter().find(|root| root.key.pid == pid).map(Arc::as_ref)
     }
@@ -75,17 +73,14 @@ impl Subject {
         self.first().key.pid
     }
 
-    /// Returns the key of the first root.
     pub(crate) fn key(&self) -> ProcessKey {
         self.first().key
     }
 
-    /// Returns the keys of all roots.
     pub(crate) fn keys(&self) -> Vec<ProcessKey> {
         self.roots.iter().map(|root| root.key).collect()
     }
 
-    /// Returns all roots.
     pub(crate) fn roots(&self) -> Roots {
         Roots::new(self.pid(), self.roots[1..].iter().map(|root| root.key.pid))
     }
@@ -111,7 +106,6 @@ impl Subject {
         if self.roots.iter().all(|root| root.has_ended()) { self.first().ended() } else { Ok(None) }
     }
 
-    /// Reports whether a root has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.roots.iter().any(|root| root.has_ended())
     }
@@ -222,7 +216,6 @@ impl Root {
         if stat.state == 'T' { status.stopping_signal().map(Signal) } else { None }
     }
 
-    /// Reports whether the process has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.is_over().unwrap_or(false)
     }

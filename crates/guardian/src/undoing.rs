@@ -79,7 +79,6 @@ pub(crate) struct Going {
 pub(crate) struct Planned {
     /// The files that are compared, because the rollback does not change them.
     pub(crate) covered: Covered,
-    /// The rollback, for the engine.
     pub(crate) rollback: Rollback,
     /// The event of the rollback. The engine calls the rollback, which sets the event.
     pub(crate) done: Rc<OnceCell<RunEvent>>,
@@ -308,7 +307,6 @@ fn rolled_back_further(directory: &Path, to: Sequence) -> Result<Option<String>>
     }
 }
 
-/// Returns the directory of the undo log of a subject.
 fn log_of(store: &Store, name: &SubjectName) -> PathBuf {
     store.root().join(name.as_str()).join(UNDO_DIRECTORY)
 }

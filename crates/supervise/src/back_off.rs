@@ -102,7 +102,6 @@ impl BackOff {
 pub(crate) struct SplitMix64(pub(crate) u64);
 
 impl SplitMix64 {
-    /// Returns the next number.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

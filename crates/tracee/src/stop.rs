@@ -91,7 +91,6 @@ impl StopKind {
         if let Self::Delivery(signal) = self { Some(signal) } else { None }
     }
 
-    /// Resumes a thread from this stop.
     pub(crate) fn leave(
         self,
         tid: Tid,

@@ -36,7 +36,6 @@ pub struct Thread<State> {
     bound_to_tracer: PhantomData<*const ()>,
 }
 
-/// The result of checking for a stop.
 #[derive(Debug)]
 pub(crate) enum StopOutcome {
     /// The thread is stopped.

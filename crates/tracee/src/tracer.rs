@@ -107,7 +107,6 @@ pub(crate) fn detached(tid: Tid) {
     TRACER.with_borrow_mut(|tracer| tracer.attached.remove(&tid));
 }
 
-/// Records that a tracee has ended or will end.
 pub(crate) fn record_lost(tid: Tid) {
     TRACER.with_borrow_mut(|tracer| {
         tracer.attached.remove(&tid);

@@ -64,7 +64,6 @@ struct Piece {
     regions: PageRegions,
 }
 
-/// State of a piece.
 #[derive(Debug)]
 enum PieceState {
     /// The piece was not scanned.
@@ -156,7 +155,6 @@ impl Ahead {
         !self.is_empty() && self.piece().range.start < end
     }
 
-    /// Returns the result of the next piece.
     pub(crate) fn take_next(&mut self, regions: &mut PageRegions) -> Result<Address, Error> {
         let mut piece = self.piece();
         piece.scan(&self.board.map);

@@ -24,7 +24,6 @@ pub(crate) enum Class {
 pub(crate) struct Known {
     pub(crate) range: AddressRange,
     pub(crate) class: Class,
-    /// The mapping has pages of hugetlbfs.
     pub(crate) is_hugetlb: bool,
     /// Device, inode, and the file offset minus the start address of the mapping.
     object: Option<((u32, u32), Inode, u64)>,

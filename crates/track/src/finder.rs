@@ -61,7 +61,6 @@ impl Inspector {
         (self.swap.moment, self.swap.used) = (moment, None);
     }
 
-    /// Returns a finder for the pages of a run.
     pub(crate) const fn finder<'a>(
         &'a mut self,
         class: Class,

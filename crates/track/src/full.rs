@@ -20,7 +20,6 @@ use crate::query;
 use crate::runs::{Run, Runs, Verdict};
 use crate::tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind, UnwatchedReason};
 
-/// The tracker kind `full`.
 #[derive(Debug)]
 pub(crate) struct Full;
 
@@ -31,7 +30,6 @@ struct FullTracker {
     content_scan: ContentScan,
 }
 
-/// Finds the pages with content.
 #[derive(Debug)]
 pub(crate) struct ContentScan {
     pub(crate) map: Arc<Pagemap>,

@@ -15,7 +15,6 @@ use crate::self_test;
 use crate::tracker::{Attach, Properties, TrackerKind};
 use crate::watch::Watch;
 
-/// The tracker kind `pagemap-scan`.
 #[derive(Debug)]
 pub(crate) struct PagemapScan;
 

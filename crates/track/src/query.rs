@@ -69,7 +69,6 @@ fn content_categories() -> Categories {
     POPULATED.and(Categories::ZERO_PAGE).and(guard())
 }
 
-/// Returns the content of a page with these categories.
 pub(crate) fn meaning(categories: Categories) -> Content {
     if categories.has(Categories::GUARD) {
         Content::Guard

@@ -11,7 +11,6 @@ use model::AddressRange;
 /// all its file mappings and shared memory are reported.
 const RANGES_MAX: usize = 4096;
 
-/// The list of ranges.
 #[derive(Debug, Default)]
 pub(crate) struct Removals {
     ranges: Vec<AddressRange>,

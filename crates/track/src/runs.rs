@@ -24,7 +24,6 @@ pub(crate) struct Run {
     pub(crate) lost: bool,
     /// No scan has reported the run yet, or `watched` has changed since the last scan.
     pub(crate) new: bool,
-    /// The protected parts of the run.
     pub(crate) spans: Spans,
     /// Pages with content at the last scan, for scans that inspect every page. A scan for written pages does
     /// not set it.
@@ -45,7 +44,6 @@ pub(crate) enum Verdict {
     Constant,
 }
 
-/// All runs of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
     pub(crate) list: Vec<Run>,

@@ -112,7 +112,6 @@ fn watching_with(tracker: &'static str, huge: bool, rearm: PageQuery) -> Result<
     Ok(())
 }
 
-/// Tests the soft-dirty bits.
 pub(crate) fn soft_dirty(tracker: &'static str) -> Result<(), TrackError> {
     let mut scratch = populated(false)?;
     let map = own_map()?;

@@ -26,7 +26,6 @@ use crate::tracker::{Attach, Coverage, Moment, Properties, Tracker, TrackerKind,
 /// Maximum number of entries in one read. These entries take 512 KiB and describe 256 MiB.
 const ENTRIES_PER_READ: usize = 65_536;
 
-/// The tracker kind `soft-dirty`.
 #[derive(Debug)]
 pub(crate) struct SoftDirty;
 

@@ -22,7 +22,6 @@ const READS_MAX: usize = 8;
 /// Delay after a failed accept(2), for example if no descriptor is free.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The address at which metrics are served.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Address {
     /// A Unix socket at this path.

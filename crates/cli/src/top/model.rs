@@ -6,7 +6,6 @@
 
 use super::rows::{Column, Subject, sort};
 
-/// A page of the view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Page {
     /// The page that lists all subjects.

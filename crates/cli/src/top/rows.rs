@@ -47,7 +47,6 @@ impl Column {
     }
 }
 
-/// The row of one subject.
 #[derive(Clone, Debug)]
 pub(super) struct Subject {
     pub(super) report: SubjectReport,
@@ -64,7 +63,6 @@ impl Subject {
         &self.report.facts.name
     }
 
-    /// Returns the text of a column.
     pub(super) fn text(&self, column: Column) -> String {
         let time = |us: Option<u64>| us.map_or("-".to_owned(), |us| short(Duration::from_micros(us)));
         match column {

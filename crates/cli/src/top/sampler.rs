@@ -33,7 +33,6 @@ pub(super) struct Sample {
 }
 
 impl Sampler {
-    /// Creates a sampler for one subject, or for all subjects in the store.
     pub(super) fn new(location: StoreLocation, name: Option<&str>) -> Result<Self, Failure> {
         let history = History::open(&location, name)?;
         let clock = Clock::default();

@@ -15,7 +15,6 @@ pub(super) const LENGTH: usize = 300;
 /// enough for a 99th percentile.
 pub(super) const WINDOW: Duration = Duration::from_secs(10);
 
-/// The checkpoints of one second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Second {
     pub(super) checkpoints: u64,
@@ -25,7 +24,6 @@ pub(super) struct Second {
     pub(super) dirty_pages: u64,
 }
 
-/// The series of one subject.
 #[derive(Debug, Default)]
 pub(super) struct Series {
     /// The seconds in ascending order. The last element is the current second.

@@ -7,7 +7,6 @@ use std::fmt::Write as _;
 
 use guardian::{ComponentFacts, SubjectReport};
 
-/// Returns the colour of a state.
 fn colour(state: &str) -> &'static str {
     match state {
         "ready" => "palegreen",

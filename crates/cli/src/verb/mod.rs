@@ -74,7 +74,6 @@ pub(crate) const REGISTRY: &[Verb] = &[
     man::verb(|_| man::print(command())),
 ];
 
-/// Returns the verb with this name.
 pub(crate) fn named(name: &str) -> Option<&'static Verb> {
     REGISTRY.iter().find(|verb| verb.name == name)
 }

@@ -48,14 +48,12 @@ pub(super) struct Descriptors {
     open: Vec<Description>,
     /// Raises RLIMIT_NOFILE of this process while duplicates are open.
     limit: Option<RaisedLimit>,
-    /// The descriptors for the duplicates of all descriptions.
     reserved: ReservedDescriptors,
     captures: HashMap<DescriptionId, Box<dyn FdCapture>>,
     /// Whether the captures of all known descriptions are prepared, and no obstacle was found.
     is_prepared: bool,
     envelopes: HashMap<DescriptionId, Envelope>,
     pub(super) files: Files,
-    /// The options of the present checkpoint.
     pub(super) options: CheckpointOptions,
     /// State that all sockets share. This state is kept between checkpoints.
     sockets: Sockets,

@@ -227,7 +227,6 @@ impl Objects {
         file.is_some_and(resource::files::is_memory_file)
     }
 
-    /// Returns the objects whose pages are saved.
     pub(super) fn saved(&self) -> impl Iterator<Item = (u64, &File)> {
         self.files.iter().map(|(id, file)| (*id, file))
     }

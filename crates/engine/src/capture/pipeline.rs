@@ -60,7 +60,6 @@ pub(super) struct Stopped {
     pub(super) phases: Phases,
 }
 
-/// The result of one stop.
 pub(super) enum Capture<P> {
     /// All state was captured.
     Whole(Captured),
@@ -190,7 +189,6 @@ impl Captured {
 }
 
 impl Held {
-    /// Holds a stopped subject.
     pub(super) fn of(tree: StoppedTree) -> Self {
         Self { tree, watch: None, thread: PhantomData }
     }

@@ -30,7 +30,6 @@ pub(crate) struct Present {
     pub(crate) pages: Vec<(SpaceId, AddressRange)>,
     /// Open files of the objects whose pages the checkpoint would contain, by their ids in the records.
     pub(crate) objects: BTreeMap<u64, File>,
-    /// The address space of each process.
     pub(crate) spaces: HashMap<Pid, AddressSpace>,
 }
 

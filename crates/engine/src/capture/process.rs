@@ -35,7 +35,6 @@ pub(super) struct Process {
     pub(super) threads: Vec<ThreadState>,
 }
 
-/// The captured state of one thread.
 pub(super) struct ThreadState {
     pub(super) tid: Tid,
     pub(super) registers: Registers,

@@ -29,9 +29,7 @@ struct Reading<'a> {
 /// State of the threads of a subject that is kept between checkpoints.
 #[derive(Default)]
 pub(super) struct Threads {
-    /// The open files of `/proc` of each thread.
     pub(super) files: KeptFiles,
-    /// Results of remote calls in the threads.
     cache: RefCell<ResultCache>,
     /// `true` if no thread had to make a remote call in the last pause. The next pause is then likely to need
     /// no remote call either.

@@ -23,7 +23,6 @@ const DESCRIPTORS_END: i32 = 0x7fff_ffc0;
 const GENERATIONS_MAX: u32 = 4096;
 /// The maximum size of an auxiliary vector in bytes. The vector of the kernel has less than 512 bytes.
 const AUXILIARY_VECTOR_BYTES_MAX: usize = 2048;
-/// The highest signal number.
 const SIGNAL_MAX: i32 = 64;
 
 impl Plan {

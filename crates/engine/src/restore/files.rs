@@ -170,7 +170,6 @@ impl Creation {
         Self { given, created, handed_on, objects, connections: Connections::default() }
     }
 
-    /// Creates the descriptions of some kinds.
     fn create(&mut self, kinds: Vec<(&dyn FdKind, Vec<FdRecord>)>, shared: &mut Shared) -> Result<()> {
         for (kind, records) in kinds {
             let mut context = FdCreate {
@@ -243,7 +242,6 @@ fn reopen_readable(file: &OwnedFd) -> Result<OwnedFd> {
         .map_err(|errno| Error::path("open for reading", &link, errno).into())
 }
 
-/// Returns each kind that has records, with its records.
 fn records_of_kinds(
     plan: &Plan,
     holders: &Holders,

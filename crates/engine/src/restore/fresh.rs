@@ -111,7 +111,6 @@ impl FreshMemory {
         Ok(true)
     }
 
-    /// Unregisters all areas.
     pub(super) fn end(self) -> Result<()> {
         for space in &self.spaces {
             for range in &space.ranges {

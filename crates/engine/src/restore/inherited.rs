@@ -169,7 +169,6 @@ fn is_part_of(area: &AreaRecord, whole: &AreaRecord) -> bool {
         && area.code_was_writable == whole.code_was_writable
 }
 
-/// Returns the areas of a process that overlap a range.
 pub(super) fn areas_within(
     process: &PlannedProcess,
     range: AddressRange,

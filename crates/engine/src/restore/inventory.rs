@@ -179,7 +179,6 @@ fn label(object: &ObjectRecord) -> Option<String> {
     memory::kind_named(&object.kind)?.label(object)
 }
 
-/// Reads the arguments of a process from its pages in the image.
 fn arguments(process: &PlannedProcess, reader: &ImageReader) -> Result<String> {
     let addresses = &process.layout.addresses;
     let (Some(start), Some(end)) = (addresses.get(ARGUMENTS.0), addresses.get(ARGUMENTS.1)) else {

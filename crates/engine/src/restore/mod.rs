@@ -180,7 +180,6 @@ pub fn recorded_files(mut reader: ImageReader) -> Result<Vec<FileRecord>> {
 pub struct PreparedRestore {
     reader: ImageReader,
     plan: Plan,
-    /// The duration of the decoding.
     decoding: Duration,
 }
 
@@ -232,7 +231,6 @@ impl PreparedRestore {
         files::check_outside(&self.plan, inherited)
     }
 
-    /// Checks the pids and the clocks of this machine.
     fn check_machine(&self, late_timers: bool) -> Result<()> {
         // If the program still runs, the comparison of files fails, too. The error about the pids shows the reason, so
         // it comes first.

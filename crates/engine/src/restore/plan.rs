@@ -30,7 +30,6 @@ use crate::records::{
 pub(super) struct Plan {
     /// The processes: the roots first, and parents before their children.
     pub(super) processes: Vec<PlannedProcess>,
-    /// The number of roots.
     root_count: usize,
     pub(super) objects: Vec<ObjectRecord>,
     pub(super) envelopes: Vec<(u32, Envelope)>,
@@ -68,7 +67,6 @@ pub(super) struct PlannedThread {
     pub(super) states: Vec<PlannedState>,
 }
 
-/// One record of a state kind.
 pub(super) struct PlannedState {
     pub(super) kind: &'static dyn StateKind,
     pub(super) version: u32,
@@ -161,12 +159,10 @@ impl Plan {
         self.processes.iter().filter(|process| !process.message.zombie)
     }
 
-    /// Returns the process that owns a page space.
     pub(super) fn space_owner(&self, space: SpaceId) -> Option<&PlannedProcess> {
         self.living().find(|process| process.message.space == space.0)
     }
 
-    /// Returns the numbers of all descriptors, in any process.
     pub(super) fn descriptor_numbers(&self) -> BTreeSet<i32> {
         self.processes.iter().flat_map(|process| &process.descriptors).map(|row| row.fd).collect()
     }

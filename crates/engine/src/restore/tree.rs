@@ -196,7 +196,6 @@ impl Built {
 }
 
 impl BuiltProcess {
-    /// Returns the stub of the leader and the memory of the process.
     pub(super) fn leader(&mut self) -> (&mut Stub, &ProcessMemory) {
         (&mut self.threads[0], &self.memory)
     }
@@ -234,7 +233,6 @@ impl BuiltProcess {
         pids::create(Pid(wanted.get()), || stub.call_creating(nr::CLONE3, call, same_process))
     }
 
-    /// Creates all threads of the process except the leader.
     pub(super) fn create_threads(&mut self, process: &PlannedProcess) -> Result<()> {
         for thread in process.threads.iter().skip(1) {
             let stub = self.create(thread.tid, CLONE_THREAD_FLAGS, 0)?;

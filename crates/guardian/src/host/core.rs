@@ -256,7 +256,6 @@ impl Host {
         self.with_guard(id, |guard| guard.fault(fault));
     }
 
-    /// Adds an event to the journal of a subject.
     pub(crate) fn note(&mut self, id: SubjectId, event: &RunEvent) {
         if let Some(guarded) = self.guards.get(&id) {
             guarded.guard.note(event);
@@ -385,7 +384,6 @@ impl Host {
             .try_for_each(|handle| self.poller.ask(handle, u64::from(id.0), Interest::Readable))
     }
 
-    /// Handles the results of the workers.
     fn take_done(&mut self, director: &mut dyn Director) -> Result<()> {
         while let Some(done) = self.workers.take() {
             match done {

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The owner of the reports.
 #[derive(Debug)]
 pub(crate) struct ChildStops {
-    /// The number of subjects that are traced.
     traced: Mutex<usize>,
     report: fn(bool),
 }

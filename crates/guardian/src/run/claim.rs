@@ -27,7 +27,6 @@ pub(crate) const UNDO_DIRECTORY: &str = "undo";
 /// by hand.
 const NAMES_MAX: u32 = 1000;
 
-/// A claimed name.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(super) name: SubjectName,
@@ -40,7 +39,6 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Claims exactly this name.
     pub(crate) fn named(store: &Store, name: &SubjectName) -> Result<Self> {
         Self::attempt(store, name)?.ok_or_else(|| {
             let record = Record::read(&store.root().join(name.as_str()));

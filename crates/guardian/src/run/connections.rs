@@ -26,7 +26,6 @@ const GRACE: Duration = Duration::from_millis(10);
 /// Maximum number of events in one turn. Further events are handled in the next turn.
 const EVENTS_MAX: usize = 64;
 
-/// Idle connections of one subject.
 #[derive(Debug)]
 pub(super) struct IdleConnections {
     /// The kept duplicates, by their descriptor numbers in this process.
@@ -112,7 +111,6 @@ impl IdleConnections {
         }
     }
 
-    /// Returns the kept connections, for a restore.
     pub(super) fn sockets(&self) -> Vec<Arc<OwnedFd>> {
         self.kept.values().map(|kept| Arc::clone(&kept.socket)).collect()
     }

@@ -21,7 +21,6 @@ const PATH: &str = "PATH";
 /// The directories that execvp(3) searches if there is no variable PATH.
 const PATH_DEFAULT: &str = "/bin:/usr/bin";
 
-/// A setting of a start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Setting {
     User,

@@ -53,7 +53,6 @@ struct Table {
     admitted: u32,
     /// Whether this process may also start children that belong to no subject.
     is_shared: bool,
-    /// The root processes of each subject.
     roots: BTreeMap<Owner, Vec<ProcessKey>>,
     /// The mark of each subject: the value of `mark::VARIABLE` in the environment of its processes. No other subject has this
     /// value. A mark identifies a process that `survey` has not found.

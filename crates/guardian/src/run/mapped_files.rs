@@ -13,7 +13,6 @@ use std::sync::Arc;
 use model::Sequence;
 use store::EPOCHS_IN_FLIGHT_MAX;
 
-/// The mapped files of one subject.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MappedFiles {
     /// The files of each checkpoint, in rising order of the checkpoints.
@@ -38,7 +37,6 @@ impl MappedFiles {
         }
     }
 
-    /// Returns all files, for a restore.
     pub(super) fn all(&self) -> Vec<Arc<OwnedFd>> {
         let mut all: Vec<Arc<OwnedFd>> = Vec::new();
         for (_, files) in &self.points {

@@ -90,12 +90,10 @@ impl HeldOutput {
         self
     }
 
-    /// Returns the packet queue in the kernel.
     pub(super) fn hold(&self) -> Arc<PacketHold> {
         Arc::clone(&self.hold)
     }
 
-    /// Returns the mark of the sockets whose output is held.
     pub(super) fn mark(&self) -> SocketMark {
         self.hold.mark()
     }
@@ -165,7 +163,6 @@ impl HeldOutput {
         })
     }
 
-    /// Releases all packets, and returns the last packet.
     fn release_all(&self) -> Option<PacketNumber> {
         let last = self.hold.queued().ok().flatten()?;
         let _ = self.hold.release(last);

@@ -151,7 +151,6 @@ impl Requests {
         let _ = sendto(&self.socket, line.as_bytes(), SendFlags::DONTWAIT, &asker.address);
     }
 
-    /// Records a request for a checkpoint.
     pub(super) fn want(&mut self, asker: Asker) {
         // A process that has received no reply may repeat its request. Both requests wait for the same checkpoint.
         let is_same = |known: &Asker| known.process == asker.process && known.address == asker.address;
@@ -334,7 +333,6 @@ fn refused(why: String) -> GuardianError {
     GuardianError::NotDone { why, code: None }
 }
 
-/// The reply of a guardian.
 enum Reply {
     /// The request was executed. The text is the rest of the reply.
     Done(String),
@@ -371,7 +369,6 @@ fn new_socket() -> Result<OwnedFd> {
     Ok(created.map_err(|errno| Error::new("open a socket for requests", errno))?)
 }
 
-/// Binds a socket to a name with random digits, and returns the name.
 fn bind_to_new_name(socket: &OwnedFd) -> Result<String> {
     let failed = |errno| Error::new("open a socket for requests", errno);
     let mut random = [0_u8; RANDOM_BYTES];

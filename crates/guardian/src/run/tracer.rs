@@ -171,7 +171,6 @@ impl Tracer {
         self.alarm.as_fd()
     }
 
-    /// Orders a checkpoint.
     pub(super) fn take(&mut self, subject: Target, options: CheckpointOptions) {
         self.order(Work::Taking, Order::Take(subject, options));
     }

@@ -373,7 +373,6 @@ impl Watching {
     }
 }
 
-/// Returns the committed checkpoints that are exact.
 fn exact_of(committed: &[Sequence], exact: &[Sequence]) -> Vec<Sequence> {
     let exact: BTreeSet<&Sequence> = exact.iter().collect();
     committed.iter().filter(|sequence| exact.contains(sequence)).copied().collect()

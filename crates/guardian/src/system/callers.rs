@@ -16,7 +16,6 @@ use crate::exit::ExitCode;
 /// Why a caller that is not an operator is refused.
 const NOT_ADMITTED: &str = "only root and the user of the guardian may do this";
 
-/// The condition that a caller waits for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Wait {
     /// The component is ready.
@@ -73,7 +72,6 @@ impl Callers {
         taken
     }
 
-    /// Records the condition that a caller waits for.
     pub(super) fn wait(&mut self, number: u32, wait: Wait) {
         self.waiting.push((number, wait));
     }
@@ -119,7 +117,6 @@ impl Callers {
         }
     }
 
-    /// Answers all callers that still wait.
     pub(super) fn answer_all(&mut self, what: &str) {
         for (number, _) in std::mem::take(&mut self.waiting) {
             self.control.answer(number, &Answer::Done { what: what.to_owned() });

@@ -82,7 +82,6 @@ impl SystemOrder {
     }
 }
 
-/// The answer to a request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub(crate) enum Answer {
@@ -135,7 +134,6 @@ impl Control {
         self.callers.iter().map(|(number, (_, socket))| (*number, socket.as_fd()))
     }
 
-    /// Accepts the pending connections.
     pub(crate) fn accept(&mut self) {
         let own = rustix::process::geteuid().as_raw();
         while self.callers.len() < CALLERS_MAX

@@ -63,7 +63,6 @@ impl Network {
         self.missing.as_deref()
     }
 
-    /// Returns the channels of one component.
     pub(super) fn of(&self, id: ComponentId) -> Option<ComponentChannels> {
         self.channels.as_ref().map(|all| ComponentChannels::new(Arc::clone(all), name(id)))
     }
@@ -130,7 +129,6 @@ impl Network {
         facts.collect()
     }
 
-    /// Returns the number of callers that wait for a component.
     pub(super) fn callers(&self, id: ComponentId) -> usize {
         let waiting = self.channels.as_ref().map(|all| all.waiting()).unwrap_or_default();
         waiting.iter().filter(|caller| caller.provider == name(id)).count()

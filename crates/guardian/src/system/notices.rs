@@ -52,7 +52,6 @@ pub(super) fn event(notice: SystemNotice, of: &Supervisor) -> (Option<ComponentI
     }
 }
 
-/// Returns the name of a state in `status`.
 pub(super) const fn state_name(state: ComponentState) -> &'static str {
     match state {
         ComponentState::Idle => "idle",
@@ -92,7 +91,6 @@ pub(super) fn changed(changed: &Changed) -> RunEvent {
     }
 }
 
-/// Returns the name of the source of a complaint.
 pub(super) fn complainant(by: Complainant, of: &Supervisor) -> String {
     match by {
         Complainant::Operator => "the operator".to_owned(),
@@ -119,7 +117,6 @@ pub(super) fn counted(
     )
 }
 
-/// Returns why a complaint is not counted.
 pub(super) const fn refusal(why: ComplaintRefusal) -> &'static str {
     match why {
         ComplaintRefusal::NotADependent => "it comes from a component that does not need this one",

@@ -72,7 +72,6 @@ impl Part {
         }
     }
 
-    /// Records that a run of the component begins.
     pub(super) fn begin_run(&mut self, subject: SubjectId) {
         (self.gave_up, self.subject) = (false, Some(subject));
         self.stop_signal = self.component.stop_signal.0;

@@ -5,7 +5,6 @@
 
 use crate::error::Result;
 
-/// Returns a number from the random number generator of the kernel.
 pub(super) fn number() -> Result<u64> {
     let mut random = [0_u8; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())

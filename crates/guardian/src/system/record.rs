@@ -110,7 +110,6 @@ impl SystemRecord {
         Ok(Some(record))
     }
 
-    /// Writes the record to the directory of a store.
     pub(crate) fn write(&self, root: &Path) -> Result<()> {
         replace_json(&root.join(FILE), &root.join(format!("{FILE}.new")), self)
     }

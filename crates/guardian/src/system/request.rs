@@ -32,7 +32,6 @@ const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
 pub(super) struct Means {
     /// The name of the component's socket for sd_notify(3).
     pub(super) notify: Option<String>,
-    /// The pipe by which the component reports that it is ready.
     pub(super) ready: Option<Arc<ReadyPipe>>,
     pub(super) damaged: Damaged,
     pub(super) channels: Option<ComponentChannels>,

@@ -17,7 +17,6 @@ use sys::{Error, Result, process_memory};
 use super::changed::Place;
 use super::process::{Mapping, ReadSource};
 
-/// Size of a page in bytes.
 pub(super) const PAGE: usize = PAGE_BYTES as usize;
 /// Size of an entry of the page map in bytes.
 const ENTRY: usize = size_of::<u64>();

@@ -43,7 +43,6 @@ pub(super) struct Suspect {
     pub(super) content: Vec<u8>,
 }
 
-/// A pass in progress.
 #[derive(Debug, Default)]
 pub(super) struct Pass {
     /// Processes that are not listed yet, in reverse order.

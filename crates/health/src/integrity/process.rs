@@ -42,7 +42,6 @@ pub(super) struct Mapping {
     pub(super) name: PathBuf,
 }
 
-/// The mappings of a process.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     pub(super) mappings: Vec<Mapping>,
@@ -51,7 +50,6 @@ pub(super) struct Listing {
 }
 
 impl Mapping {
-    /// Returns the number of a page in the file.
     pub(super) fn page_in_file(&self, at: Address) -> u64 {
         (self.offset + (at - self.range.start).get()) / PAGE_BYTES
     }
@@ -76,7 +74,6 @@ impl Mapping {
     }
 }
 
-/// The source from which a file is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadSource {
     /// The page cache.
@@ -97,7 +94,6 @@ impl FileId {
     }
 }
 
-/// Lists the mappings of a process.
 pub(super) fn list(pid: Pid) -> Result<Listing> {
     let process = procfs::key(pid)?;
     let mut listing = Listing::default();

@@ -16,7 +16,6 @@ pub const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
 /// The variable that contains the pid of the process that sends the keep-alive messages.
 pub const WATCHDOG_PID: &str = "WATCHDOG_PID";
 
-/// The address of a notify socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum NotifyAddress {
     /// A name in the abstract namespace. Each network namespace has its own abstract names.
@@ -39,7 +38,6 @@ pub enum AddressError {
 }
 
 impl NotifyAddress {
-    /// Parses the value of NOTIFY_SOCKET.
     pub(super) fn parse(text: &OsStr) -> Result<Self, AddressError> {
         let address = match text.as_bytes() {
             [b'@', name @ ..] => Self::Abstract(name.to_vec()),
@@ -52,7 +50,6 @@ impl NotifyAddress {
         }
     }
 
-    /// Returns the value of NOTIFY_SOCKET for this address.
     pub(super) fn value(&self) -> OsString {
         match self {
             Self::Abstract(name) => OsString::from_vec([b"@", name.as_slice()].concat()),

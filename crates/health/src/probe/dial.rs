@@ -23,7 +23,6 @@ use crate::interest::{Handle, Interest};
 /// backlog has space again.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// A connection in progress.
 #[derive(Debug)]
 pub(super) struct Dial {
     target: Target,

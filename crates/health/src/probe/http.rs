@@ -36,7 +36,6 @@ pub enum AnswerError {
     Failed(Errno),
 }
 
-/// A request and its response.
 #[derive(Debug)]
 pub(super) struct Exchange {
     socket: OwnedFd,

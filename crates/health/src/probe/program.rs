@@ -35,7 +35,6 @@ pub(super) struct Program {
     is_reaped: bool,
 }
 
-/// How the program has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     Exited(i32),
@@ -126,7 +125,6 @@ impl Program {
     }
 }
 
-/// Decodes a status of wait(2).
 fn decoded(status: i32) -> End {
     match status & 0x7f {
         0 => End::Exited(status >> 8 & 0xff),

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 
 use rustix::net::SocketAddrUnix;
 
-/// The port of a URL without a port.
 const HTTP_PORT: u16 = 80;
 /// The address of `localhost`, because names are not resolved.
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -31,7 +30,6 @@ pub enum Probe {
 /// The target of a GET request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HttpTarget {
-    /// The address of the server.
     pub(super) address: SocketAddr,
     /// The value of the header `Host`: host and port as written by the user.
     pub(super) host: String,

@@ -42,10 +42,8 @@ struct Searched {
     skipped: u32,
 }
 
-/// A search in progress.
 #[derive(Debug)]
 struct Search {
-    /// The inodes of all listening sockets.
     listening: HashSet<Inode>,
     /// Processes that are not inspected yet, in reverse order.
     processes: Vec<Pid>,

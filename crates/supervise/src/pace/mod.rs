@@ -34,7 +34,6 @@ const RUNS: u32 = 3;
 /// What one checkpoint took from the subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Costs {
-    /// The duration of the pause.
     pub(crate) pause: Duration,
     /// The total duration of the stops before the pause.
     pub(crate) before: Duration,

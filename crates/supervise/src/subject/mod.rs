@@ -101,10 +101,8 @@ pub struct Subject {
     actions: Vec<Action>,
 }
 
-/// The checkpoints of one subject.
 #[derive(Debug)]
 struct Checkpoints {
-    /// The number of the next checkpoint.
     next: Sequence,
     /// The lowest number that a checkpoint of this program can have.
     first: Sequence,

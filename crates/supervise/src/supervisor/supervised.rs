@@ -46,7 +46,6 @@ impl Supervised {
         }
     }
 
-    /// Begins a run.
     pub(super) fn begin_run(&mut self, now: Instant) {
         self.state = ComponentState::Starting { since: now, ready_by: None };
         self.began = Some(now);

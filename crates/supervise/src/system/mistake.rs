@@ -28,7 +28,6 @@ pub struct Mistake {
 pub struct Mistakes {
     /// The mistakes in the order of detection; at least one.
     pub all: Vec<Mistake>,
-    /// The text of the file.
     pub(super) text: String,
 }
 
@@ -66,7 +65,6 @@ impl Mistakes {
     }
 }
 
-/// Converts an error of the TOML parser into a mistake.
 pub(super) fn of_parser(error: &toml::de::Error, text: &str) -> Mistake {
     let place = error.span().unwrap_or(text.len()..text.len());
     let said = error.message();

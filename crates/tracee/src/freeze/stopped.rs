@@ -177,7 +177,6 @@ fn await_zombie(tid: Tid) -> Result<(), Error> {
     }
 }
 
-/// Finds strays, and detaches them.
 pub(crate) fn detach_strays() {
     let attached = |(pid, tid): (Pid, Tid)| Thread::attached(pid, tid, OPTIONS);
     // A stray that has ended may have created another stray.

@@ -36,11 +36,8 @@ pub(super) const LINKS_MAX: usize = 24;
 /// Maximum words that make one call: three load gadgets with their values, the second word that a load gadget for
 /// the third argument may pop, the load gadget and the number of the call, and `syscall; ret`.
 const CALL_WORDS_MAX: usize = 10;
-/// Maximum bytes of one link.
 const LINK_BYTES: u64 = 8 * (CALL_WORDS_MAX + STORE_WORDS_MAX) as u64;
-/// Bytes of a result.
 const SLOT_BYTES: u64 = 8;
-/// Returns the maximum bytes of a chain of `calls` calls.
 pub(super) const fn bytes_of(calls: usize) -> ByteCount {
     // The call that sends the ending signal needs a link, too.
     ByteCount((calls as u64 + 1) * (LINK_BYTES + SLOT_BYTES))
@@ -67,36 +64,27 @@ pub struct Query {
 pub(super) struct Chain {
     /// Bytes to write at the start of the memory for the chain.
     pub(super) bytes: Vec<u8>,
-    /// Registers with which the thread starts the chain.
     pub(super) first: Registers,
     /// The ending signal: the thread stops at this signal at the end of the chain.
     pub(super) signal: Signal,
-    /// Location of the results.
     pub(super) slots: Slots,
 }
 
-/// Locations of the results of a chain.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slots {
-    /// Address of the first result.
     pub(super) first: Address,
     /// Distance in bytes between two results.
     pub(super) stride: ByteCount,
 }
 
-/// The inputs for building a chain.
 pub(super) struct Plan<'a> {
-    /// Tid of the thread.
     pub(super) thread: Tid,
     /// Registers of the thread before the session. The registers for each call are derived from them.
     pub(super) original: &'a Registers,
-    /// Addresses of the gadgets in the program.
     pub(super) gadgets: &'a Gadgets,
-    /// Address of the chain.
     pub(super) start: Address,
     /// The restore path to which the last link returns.
     pub(super) restore_frame: RestoreFrame,
-    /// The ending signal.
     pub(super) signal: Signal,
     /// Locations of the results. With `None`, the results are at the start of the chain.
     pub(super) slots: Option<Slots>,
@@ -145,7 +133,6 @@ impl Plan<'_> {
         Some(Chain { bytes, first, signal: self.signal, slots })
     }
 
-    /// Appends the words that make one call.
     fn push_call(&self, words: &mut Vec<u64>, query: &Query) -> Option<()> {
         let loads = self.gadgets.loads?;
         let [first, second, third, ..] = query.arguments;

@@ -50,7 +50,6 @@ const SEARCHED: ByteCount = ByteCount(64 * 1024);
 const HANDLER_FRAME_BYTES: ByteCount = ByteCount(1024);
 const WORD_BYTES: usize = 8;
 
-/// Returns the bytes of the deferred closes of `opened` descriptors.
 const fn deferred_close_bytes(opened: usize) -> ByteCount {
     ByteCount(opened as u64 * DEFERRED_CLOSE_BYTES)
 }

@@ -60,7 +60,6 @@ pub struct RemoteSession<'a> {
     pub(super) intercepted: Vec<Intercepted>,
 }
 
-/// The position of the thread of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Position {
     /// The thread is in the event stop in which the session started.

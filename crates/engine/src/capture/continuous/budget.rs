@@ -154,7 +154,6 @@ impl Budget {
         u32::try_from(count).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Returns the maximum number of rounds of a checkpoint.
     pub(super) fn rounds_max(&self) -> u32 {
         if self.limit > self.asked { ROUNDS_RAISED_MAX } else { ROUNDS_MAX }
     }

@@ -19,7 +19,6 @@ const WASTED_FEW: u64 = 1024;
 /// After this many checkpoints without pre-copy, one checkpoint tries pre-copy again.
 const LEFT_OUT_MAX: u32 = 15;
 
-/// The copies of one checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copies {
     /// The largest number of dirty pages that one scan has found: a lower limit for the number of different pages.

@@ -33,7 +33,6 @@ const COPIED_MAX: usize = 65_536;
 const AGAIN_MAX: usize = 1024;
 const AGAIN_PAGES_MAX: PageCount = PageCount(4096);
 
-/// A page with a score.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Known {
     page: Address,

@@ -97,7 +97,6 @@ impl Drop for Meanwhile {
     }
 }
 
-/// The work of the thread.
 struct Work {
     spaces: Vec<Space>,
     /// Blocks that should become huge pages, with the index of their process.

@@ -73,7 +73,6 @@ pub struct Continuous {
     spaces: Spaces,
     /// The last checkpoint. `None` if the next checkpoint must be a full one.
     last: Option<(Sequence, SystemTime)>,
-    /// Number of scans by `track`.
     scans: u64,
     /// Time that the subject was stopped for aborted captures since the last checkpoint.
     aborted: Duration,

@@ -36,7 +36,6 @@ impl Pace {
         self.most = self.most.max(pages);
     }
 
-    /// Ends an epoch.
     pub(super) fn epoch_ended(&mut self) {
         self.most = PageCount(self.most.get() - self.most.get() / u64::from(MEMORY));
     }

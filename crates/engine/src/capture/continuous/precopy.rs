@@ -68,7 +68,6 @@ fn with_again(pages: PageCount) -> PageCount {
     pages + PageCount(pages.get() / AGAIN_SHARE)
 }
 
-/// The result of one round.
 pub(super) struct Round {
     /// The number of dirty pages that the scan has found.
     pages: PageCount,

@@ -15,7 +15,6 @@ use super::Continuous;
 use super::tracked::Tracked;
 
 impl Continuous {
-    /// Returns the processes to which a tracker is attached.
     pub(crate) fn tracked_pids(&self) -> HashSet<Pid> {
         self.spaces.tracked.keys().copied().collect()
     }

@@ -56,7 +56,6 @@ pub(super) struct Found {
     pub(super) scan: Duration,
 }
 
-/// A process and its tracker.
 #[derive(Debug)]
 pub(super) struct Tracked {
     key: ProcessKey,
@@ -117,7 +116,6 @@ impl Tracked {
         self.key == process.stat.key() && process.space.coverage != Coverage::Untracked
     }
 
-    /// Removes all pages of the process from the checkpoint.
     pub(super) fn remove_pages(&self, sink: &dyn PageSink) -> Result<()> {
         Ok(sink.discard(self.space, EVERYTHING)?)
     }

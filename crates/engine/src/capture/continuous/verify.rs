@@ -87,7 +87,6 @@ struct Comparing<'a> {
     found: Mutex<Vec<Difference>>,
 }
 
-/// Compares an image with the stopped subject.
 pub(super) fn compare(before: &mut Before, tree: &StoppedTree, image: &ImageReader) -> Result<Comparison> {
     // The records contain the guard regions that the tracker knows. `pages::scan` replaces these guard
     // regions, so they are saved here, and put back after the scan.

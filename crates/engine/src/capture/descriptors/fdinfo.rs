@@ -26,7 +26,6 @@ const FILES_MIN: usize = 256;
 /// kinds.
 const TEXT_CAPACITY: usize = 4096;
 
-/// A file that stays open, and the permit for this.
 pub(super) type OpenFile = (Arc<File>, Permit);
 
 #[derive(Default)]
@@ -41,7 +40,6 @@ pub(crate) struct Fdinfo {
     hidden: Vec<String>,
     /// Descriptions with a lease on a file without a name.
     unlinked: HashSet<DescriptionId>,
-    /// Descriptions with a lease.
     leased: HashSet<DescriptionId>,
 }
 

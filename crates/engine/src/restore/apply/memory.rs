@@ -90,7 +90,6 @@ impl Due {
         Self(wanted.living().map(|process| (process.pid, of_process(process))).collect())
     }
 
-    /// Returns the number of pages.
     pub(super) fn pages(&self) -> u64 {
         self.0.values().map(|ranges| ranges.pages().get()).sum()
     }

@@ -16,7 +16,6 @@ pub(super) fn present_number(numbers: &HashMap<Pid, Pid>, number: i32) -> i32 {
     numbers.get(&Pid(number)).map_or(number, |present| present.get())
 }
 
-/// Replaces the pids and tids in a plan.
 pub(super) fn renumber(plan: &mut Plan, numbers: &HashMap<Pid, Pid>) {
     let present = |number: i32| present_number(numbers, number);
     for process in &mut plan.processes {

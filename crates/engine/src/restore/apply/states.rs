@@ -30,7 +30,6 @@ struct States<'a> {
 
 type OfThreads<'a> = HashMap<Tid, Vec<&'a PlannedState>>;
 
-/// Sets the states of all processes.
 pub(super) fn set(is: &Plan, wanted: &Plan, present: &Present, tree: &mut StoppedTree) -> Result<()> {
     for stopped in &mut tree.processes {
         let states = States { is: settable(is, stopped.pid), wanted: settable(wanted, stopped.pid) };

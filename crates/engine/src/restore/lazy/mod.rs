@@ -231,7 +231,6 @@ pub(super) fn is_plain(process: &PlannedProcess, area: &AreaRecord) -> bool {
     area.flags.iter().all(|flag| FLAGS.contains(&flag.as_str())) && !has_guards
 }
 
-/// Returns the number of bytes that an image stores for a range.
 fn stored_bytes(extents: &[Extent], range: AddressRange) -> u64 {
     let first = extents.partition_point(|extent| extent.range().end <= range.start);
     let inside = extents[first..].iter().take_while(|extent| extent.start < range.end);

@@ -62,7 +62,6 @@ impl LiveSpace {
         }
     }
 
-    /// Creates the address space of a forked child.
     pub(super) fn child(&self, descriptor: OwnedFd) -> Self {
         Self { descriptor: Arc::new(descriptor), deferred: RangeSet::new(), ..self.clone() }
     }

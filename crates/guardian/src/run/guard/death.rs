@@ -25,7 +25,6 @@ const DEPARTED_MAX: usize = 3;
 pub(crate) struct EndedRun {
     /// How the subject has ended.
     pub(crate) outcome: Result<SubjectStatus>,
-    /// Name of the subject.
     pub(crate) name: String,
     /// Reports that the director does not know yet.
     pub(crate) reports: Vec<SubjectReport>,

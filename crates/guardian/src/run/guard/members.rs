@@ -18,10 +18,8 @@ use super::outbox::MemberNumber;
 /// because its connection was closed can be reported before the program that has closed the connection by its death.
 const SETTLES: Duration = Duration::from_millis(100);
 
-/// The members of one subject.
 #[derive(Default)]
 pub(super) struct Members {
-    /// Programs that are to join.
     pub(super) joining: VecDeque<(MemberNumber, RunRequest)>,
     /// Roots that are being ended while the others continue.
     pub(super) leaving: BTreeSet<Pid>,

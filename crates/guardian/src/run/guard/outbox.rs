@@ -43,7 +43,6 @@ pub(crate) enum SubjectReport {
     Joined {
         /// The number that the director has given to the member.
         member: MemberNumber,
-        /// The root of the member.
         root: Pid,
     },
     /// The program of a member could not be started.
@@ -55,7 +54,6 @@ pub(crate) enum SubjectReport {
     },
     /// A root has left the subject. The other roots continue.
     Left {
-        /// The root.
         root: Pid,
         /// How the root has ended.
         status: SubjectStatus,

@@ -31,7 +31,6 @@ use crate::journal::Journal;
 use crate::record::Record;
 use crate::signals::Request;
 
-/// The guard of one subject.
 pub(crate) struct Guard {
     pub(super) request: RunRequest,
     pub(super) claim: Claim,

@@ -28,7 +28,6 @@ impl Guard {
         matches!(self.driver.machine.state(), State::Stopped { .. })
     }
 
-    /// Handles a request for a restart.
     pub(super) fn want_restart(&mut self, asker: Asker) {
         if !asker.is_owner {
             let line = "error only root and the user of the guardian restart the program\n";

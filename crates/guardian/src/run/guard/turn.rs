@@ -58,7 +58,6 @@ impl Guard {
         matches!(self.driver.machine.state(), State::Ended(_))
     }
 
-    /// Returns the name of the subject.
     pub(crate) fn name(&self) -> &str {
         self.claim.name.as_str()
     }
@@ -139,7 +138,6 @@ impl Guard {
         self.driver.machine.state().is_alive() && !has_it
     }
 
-    /// Sends a signal to the subject.
     pub(crate) fn send(&self, signal: model::Signal) {
         // A subject that has ended meanwhile needs no signal. The event loop detects the end of the subject.
         let _ = self.rebuild.subject.signal(signal);

@@ -16,7 +16,6 @@ use supervise::{Fault, Heartbeat};
 use super::repeated::{Repeated, parsed};
 use crate::error::Result;
 
-/// The heartbeat of one incarnation.
 #[derive(Debug)]
 pub(super) struct Heart {
     misses: u32,
@@ -31,7 +30,6 @@ enum Source {
     Probes { probe: Repeated, missed: u32, hang: Hang, inspection: Option<Inspection> },
 }
 
-/// Checks that a heartbeat can be watched.
 pub(super) fn check(heartbeat: Option<&Heartbeat>) -> Result<()> {
     let probe = heartbeat.and_then(|heartbeat| heartbeat.probe.as_ref());
     probe.map_or(Ok(()), |probe| parsed(probe).map(drop))
@@ -81,7 +79,6 @@ impl Heart {
         if let Source::Probes { probe, .. } = &self.source { probe.child() } else { None }
     }
 
-    /// Checks the heartbeat, and returns a fault that is found now.
     pub(super) fn advance(&mut self, root: Pid, now: Instant) -> Option<Fault> {
         let misses = self.misses;
         match &mut self.source {

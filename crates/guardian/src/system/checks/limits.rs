@@ -29,7 +29,6 @@ impl LimitCheck {
         Some(self.inspection.as_ref().and_then(Inspection::due).unwrap_or(self.next))
     }
 
-    /// Checks the limits, and returns the fault if a limit is exceeded.
     pub(super) fn advance(&mut self, root: Pid, now: Instant) -> Option<Fault> {
         if self.inspection.is_none() && now >= self.next {
             self.next = now + EVERY;

@@ -29,7 +29,6 @@ use super::request::Means;
 use crate::error::Result;
 use crate::run::{Damaged, ReadyPipe};
 
-/// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Sign {
     /// The component is ready.
@@ -42,7 +41,6 @@ pub(super) enum Sign {
     Reports(String),
 }
 
-/// The checks on one component.
 #[derive(Debug)]
 pub(super) struct Checks {
     component: Component,
@@ -65,7 +63,6 @@ pub(super) fn check(component: &Component) -> Result<()> {
     heart::check(component.heartbeat.as_ref())
 }
 
-/// Returns the address on which a component has to listen to be ready.
 pub(super) fn address(component: &Component) -> Option<String> {
     let Some(Condition::Probe(probe)) = component.ready.as_ref().map(|ready| &ready.condition) else {
         return None;
@@ -73,7 +70,6 @@ pub(super) fn address(component: &Component) -> Option<String> {
     parsed(probe).ok().and_then(|probe| probe.address())
 }
 
-/// Returns the number of the descriptor on which a component reports that it is ready.
 fn pipe_fd(component: &Component) -> Option<Fd> {
     match component.ready.as_ref().map(|ready| &ready.condition) {
         Some(Condition::Fd(number)) => Some(Fd(*number as i32)),

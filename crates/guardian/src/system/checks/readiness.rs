@@ -18,7 +18,6 @@ use crate::error::{GuardianError, Result};
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The condition that is waited for.
 #[derive(Debug)]
 pub(super) enum Readiness {
     /// A message to the socket of the component.
@@ -66,7 +65,6 @@ impl Readiness {
         begun.unwrap_or(Self::Never)
     }
 
-    /// Reports whether a message reports the readiness.
     pub(super) fn is_notified(&self) -> bool {
         matches!(self, Self::Notify)
     }

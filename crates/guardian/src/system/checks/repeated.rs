@@ -55,7 +55,6 @@ impl Repeated {
         self.attempt.as_ref().and_then(Attempt::child)
     }
 
-    /// Returns the address to which the probe connects.
     pub(super) fn address(&self) -> Option<String> {
         self.probe.address()
     }

@@ -32,7 +32,6 @@ impl SystemDirector<'_> {
         }
     }
 
-    /// Returns the group of a component, if the group is checkpointed together.
     pub(super) fn group_of(&self, id: ComponentId) -> Option<usize> {
         self.groups.iter().position(|group| group.members.contains(&id))
     }
@@ -94,7 +93,6 @@ impl SystemDirector<'_> {
         matches!(self.supervisor.state(id), ComponentState::Stopping { .. } | ComponentState::Killing)
     }
 
-    /// Records the root of the first member of a group.
     pub(super) fn first_started(&mut self, group: usize, root: Pid) -> Option<ComponentId> {
         let group = &mut self.groups[group];
         let first = group.first?;
@@ -102,7 +100,6 @@ impl SystemDirector<'_> {
         Some(first)
     }
 
-    /// Handles a report of the subject of a group.
     pub(super) fn group_noticed(&mut self, group: usize, report: SubjectReport) {
         match report {
             SubjectReport::Started { root } => {
@@ -236,7 +233,6 @@ impl SystemDirector<'_> {
         }
     }
 
-    /// Handles the end of the run of a group.
     pub(super) fn group_ended(&mut self, group: usize, outcome: Result<SubjectStatus>) {
         let name = self.groups[group].name.clone();
         let failure = outcome.as_ref().err().map(ToString::to_string);

@@ -66,16 +66,13 @@ struct Asked {
 struct Home {
     /// The store of the components' checkpoints.
     location: StoreLocation,
-    /// The directory of the system file.
     directory: PathBuf,
 }
 
-/// The guardian of a system.
 pub(super) struct SystemDirector<'a> {
     published: Published,
     supervisor: Supervisor,
     parts: Vec<Part>,
-    /// The groups that are checkpointed together.
     groups: Vec<Together>,
     home: Home,
     callers: Callers,
@@ -247,7 +244,6 @@ impl<'a> SystemDirector<'a> {
         }
     }
 
-    /// Returns the request for a run of a component.
     fn request_of(&mut self, id: ComponentId) -> RunRequest {
         let channels = self.network.of(self.channels_of(id));
         let part = &mut self.parts[id.index()];

@@ -14,7 +14,6 @@ use crate::system::notices;
 use crate::system::part::Part;
 
 impl SystemDirector<'_> {
-    /// Accepts an order, or refuses it.
     pub(super) fn take_order(&mut self, number: u32, caller: Caller, order: SystemOrder, host: &mut Host) {
         let Some(name) = order.component() else {
             if !caller.is_operator {

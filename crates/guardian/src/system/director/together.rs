@@ -29,7 +29,6 @@ pub(super) struct Together {
 }
 
 impl Together {
-    /// Returns the groups of a plan that are checkpointed together.
     pub(super) fn of(groups: &[GroupPlan]) -> Vec<Self> {
         let together = groups.iter().filter(|group| group.together);
         together.map(|group| Self::new(&group.name, &group.members)).collect()
@@ -53,7 +52,6 @@ impl Together {
         (&self.name, &self.members) == (&other.name, &other.members)
     }
 
-    /// Reports whether a component is a member.
     pub(super) fn has(&self, id: ComponentId) -> bool {
         self.members.contains(&id)
     }
