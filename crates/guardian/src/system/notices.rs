@@ -23,15 +23,15 @@ pub(super) fn event(notice: SystemNotice, of: &Supervisor) -> (Option<ComponentI
             let needs = of.waits_for(id).into_iter().map(|need| of.name(need).to_owned()).collect();
             (Some(id), RunEvent::Waits { needs })
         }
-        SystemNotice::Ready { id, took } => (Some(id), RunEvent::Ready { took_us: microseconds(took) }),
-        SystemNotice::NotReady { id, timeout } => {
+        SystemNotice::Ready(id, took) => (Some(id), RunEvent::Ready { took_us: microseconds(took) }),
+        SystemNotice::NotReady(id, timeout) => {
             (Some(id), RunEvent::NotReady { timeout_us: microseconds(timeout) })
         }
         SystemNotice::Stopped(id) => (Some(id), RunEvent::Stopped {}),
-        SystemNotice::NotStopped { id, timeout } => {
+        SystemNotice::NotStopped(id, timeout) => {
             (Some(id), RunEvent::NotStopped { timeout_us: microseconds(timeout) })
         }
-        SystemNotice::Ended { id, .. } => (Some(id), RunEvent::StaysEnded {}),
+        SystemNotice::Ended(id, _) => (Some(id), RunEvent::StaysEnded {}),
         SystemNotice::GaveUp { id, end, follows } => {
             let cause = if matches!(end, End::Failed(_)) { CANNOT_RUN } else { TOO_OFTEN };
             let follows = what_follows(follows).to_owned();

@@ -105,29 +105,15 @@ pub enum SystemEvent {
     Restored(ComponentId),
     /// The condition of the key `ready` is met.
     Ready(ComponentId),
-    /// An incarnation has ended. The run continues, because the `Subject` of the component restarts the program.
-    Died {
-        /// The component of the incarnation.
-        id: ComponentId,
-        /// The status with which the incarnation ended.
-        status: SubjectStatus,
-    },
-    /// A run has ended.
-    Ended {
-        /// The component of the run.
-        id: ComponentId,
-        /// The way in which the run ended.
-        end: End,
-    },
+    /// An incarnation of a component has ended with this status. The run continues, because the `Subject` of the component
+    /// restarts the program.
+    Died(ComponentId, SubjectStatus),
+    /// The run of a component has ended in this way.
+    Ended(ComponentId, End),
     /// The guardian kills an incarnation, because an operator has requested a restart from a checkpoint of this moment.
     RestartRequested(ComponentId),
     /// A check of the guardian has found a fault of a component.
-    Fault {
-        /// The faulty component.
-        id: ComponentId,
-        /// The fault.
-        fault: Fault,
-    },
+    Fault(ComponentId, Fault),
     /// A component or an operator complains about a component.
     Complaint {
         /// The component that the complaint is about.
@@ -180,36 +166,16 @@ pub enum Order {
 pub enum SystemNotice {
     /// A component waits for components that must be ready, or must have ended, before the run can begin.
     Waiting(ComponentId),
-    /// A component is ready.
-    Ready {
-        /// The component.
-        id: ComponentId,
-        /// The time since `Order::Run`, or since the last death in the run.
-        took: Duration,
-    },
-    /// A component was not ready in time, and is killed.
-    NotReady {
-        /// The component.
-        id: ComponentId,
-        /// The timeout for readiness.
-        timeout: Duration,
-    },
+    /// A component is ready, this time after `Order::Run` or after the last death in the run.
+    Ready(ComponentId, Duration),
+    /// A component was not ready within this time, and is killed.
+    NotReady(ComponentId, Duration),
     /// A component was ended on request.
     Stopped(ComponentId),
-    /// A component did not end in time after the request, and is killed.
-    NotStopped {
-        /// The component.
-        id: ComponentId,
-        /// The time between the request and SIGKILL.
-        timeout: Duration,
-    },
-    /// The run of a component has ended, and no new run begins.
-    Ended {
-        /// The component.
-        id: ComponentId,
-        /// The way in which the run ended.
-        end: End,
-    },
+    /// A component did not end within this time after the request, and is killed.
+    NotStopped(ComponentId, Duration),
+    /// The run of a component has ended in this way, and no new run begins.
+    Ended(ComponentId, End),
     /// A component has given up: it was restarted too often, or cannot be started or restored.
     GaveUp {
         /// The component.

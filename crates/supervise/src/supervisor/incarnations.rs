@@ -62,7 +62,7 @@ impl Supervisor {
 
     fn becomes_ready(&mut self, now: Instant, id: ComponentId, since: Instant) {
         self.at_mut(id).state = ComponentState::Ready { since: now };
-        self.report(SystemNotice::Ready { id, took: now.saturating_duration_since(since) });
+        self.report(SystemNotice::Ready(id, now.saturating_duration_since(since)));
     }
 
     pub(super) fn died(&mut self, now: Instant, id: ComponentId, status: SubjectStatus) {
@@ -113,10 +113,10 @@ impl Supervisor {
             }
             if self.at(id).state.is_stopping() {
                 self.at_mut(id).state = ComponentState::Killing;
-                self.report(SystemNotice::NotStopped { id, timeout: self.plan[id].stop_timeout });
+                self.report(SystemNotice::NotStopped(id, self.plan[id].stop_timeout));
                 self.orders.push(Order::KillRun(id));
             } else if let Some(timeout) = self.plan[id].ready_timeout {
-                self.report(SystemNotice::NotReady { id, timeout });
+                self.report(SystemNotice::NotReady(id, timeout));
                 self.fail(id, Fault::NotReady);
             }
         }

@@ -79,10 +79,10 @@ impl Supervisor {
             SystemEvent::Started(id) => self.started(now, id),
             SystemEvent::Restored(id) => self.restored(now, id),
             SystemEvent::Ready(id) => self.reported_ready(now, id),
-            SystemEvent::Died { id, status } => self.died(now, id, status),
-            SystemEvent::Ended { id, end } => self.ended(now, id, end),
+            SystemEvent::Died(id, status) => self.died(now, id, status),
+            SystemEvent::Ended(id, end) => self.ended(now, id, end),
             SystemEvent::RestartRequested(id) => self.restart_requested(id),
-            SystemEvent::Fault { id, fault } => self.fail(id, fault),
+            SystemEvent::Fault(id, fault) => self.fail(id, fault),
             SystemEvent::Complaint { about, by, weight } => self.complaint(now, about, by, weight),
         }
         self.settle(now);

@@ -94,7 +94,7 @@ impl Supervisor {
     fn stays_ended(&mut self, id: ComponentId, end: End) {
         let component = self.at_mut(id);
         (component.state, component.is_wanted) = (ComponentState::Ended(end), false);
-        self.report(SystemNotice::Ended { id, end });
+        self.report(SystemNotice::Ended(id, end));
     }
 
     fn gave_up(&mut self, now: Instant, id: ComponentId, end: End) {

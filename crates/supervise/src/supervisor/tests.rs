@@ -114,12 +114,12 @@ impl Shop {
 
     fn died(&mut self, name: &str) -> Vec<String> {
         let id = self.id(name);
-        self.step(SystemEvent::Died { id, status: CRASH })
+        self.step(SystemEvent::Died(id, CRASH))
     }
 
     fn ended(&mut self, name: &str, end: End) -> Vec<String> {
         let id = self.id(name);
-        self.step(SystemEvent::Ended { id, end })
+        self.step(SystemEvent::Ended(id, end))
     }
 
     fn stopped(&mut self, name: &str) -> Vec<String> {
@@ -146,7 +146,7 @@ fn components_start_once_all_that_they_need_is_ready() {
     shop.started("db");
     let ready = shop.raw(SystemEvent::Ready(db));
     let took = SECOND / 5;
-    assert_eq!(ready, [Order::Report(SystemNotice::Ready { id: db, took }), Order::Run(app)]);
+    assert_eq!(ready, [Order::Report(SystemNotice::Ready(db, took)), Order::Run(app)]);
 }
 
 #[test]
@@ -375,7 +375,7 @@ fn a_group_restarts_its_members_once_for_each_death() {
 fn faults_of_the_living_are_acted_on_once() {
     let mut shop = Shop::ready(&[]);
     let web = shop.id("web");
-    let fault = SystemEvent::Fault { id: web, fault: Fault::Hang };
+    let fault = SystemEvent::Fault(web, Fault::Hang);
     assert_eq!(shop.step(fault), ["fail web: web makes no progress"]);
     assert_eq!(shop.step(fault), [""; 0]);
     shop.died("web");
@@ -449,7 +449,7 @@ fn a_revision_touches_only_what_it_changes() {
     assert_eq!(shop.id("db"), db, "ids stay");
     // `app` ends after `web`, because `web` needs `app`.
     let end = End::Over(SubjectStatus::Killed(Signal(15)));
-    assert_eq!(shop.step(SystemEvent::Ended { id: web, end }), ["end app"]);
+    assert_eq!(shop.step(SystemEvent::Ended(web, end)), ["end app"]);
     assert_eq!(shop.stopped("app"), ["run app"]);
     assert!(shop.state("db").is_ready() && shop.state("job").is_ready());
     assert_eq!(shop.supervisor.state(web), ComponentState::Stopped);

@@ -206,7 +206,7 @@ impl SystemDirector<'_> {
         part.ended();
         part.subject = None;
         self.published.change();
-        self.events.push(SystemEvent::Ended { id, end });
+        self.events.push(SystemEvent::Ended(id, end));
     }
 
     /// Records the death of all members. The member `root` has caused it.
@@ -226,7 +226,7 @@ impl SystemDirector<'_> {
             }
             part.ended();
             let status = if Some(id) == dead { status } else { SubjectStatus::Killed(KILL) };
-            self.events.push(SystemEvent::Died { id, status });
+            self.events.push(SystemEvent::Died(id, status));
             if self.is_stopping(id) {
                 self.member_ended(id, End::Over(status));
             }

@@ -291,7 +291,7 @@ impl<'a> SystemDirector<'a> {
     fn report_notice(&mut self, notice: SystemNotice, host: &mut Host) {
         self.published.change();
         match notice {
-            SystemNotice::Ready { id, .. } => {
+            SystemNotice::Ready(id, _) => {
                 self.network.ready(self.channels_of(id));
                 // A group is ready when all its members are.
                 if self.group_of(id).is_none() {
@@ -299,11 +299,11 @@ impl<'a> SystemDirector<'a> {
                 }
             }
             // The other members of a group go on to use its channels.
-            SystemNotice::Stopped(id) | SystemNotice::Ended { id, .. } | SystemNotice::GaveUp { id, .. }
+            SystemNotice::Stopped(id) | SystemNotice::Ended(id, _) | SystemNotice::GaveUp { id, .. }
                 if self.group_of(id).is_some_and(|group| self.is_group_running(group)) => {}
             // A component that is ended for a restart keeps its listeners.
             SystemNotice::Stopped(id) if self.supervisor.is_wanted(id) => {}
-            SystemNotice::Stopped(id) | SystemNotice::Ended { id, .. } => {
+            SystemNotice::Stopped(id) | SystemNotice::Ended(id, _) => {
                 self.network.stopped(self.channels_of(id));
             }
             SystemNotice::GaveUp {
@@ -352,7 +352,7 @@ impl<'a> SystemDirector<'a> {
             for sign in part.checks.advance(now, || network.listens(id).filter(|_| is_own)) {
                 match sign {
                     Sign::Ready => self.events.push(SystemEvent::Ready(id)),
-                    Sign::Fault(fault) => self.events.push(SystemEvent::Fault { id, fault }),
+                    Sign::Fault(fault) => self.events.push(SystemEvent::Fault(id, fault)),
                     Sign::Changed(changed) => {
                         let event = notices::changed(&changed);
                         part.subject.iter().for_each(|subject| host.note(*subject, &event));

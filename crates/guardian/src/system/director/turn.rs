@@ -50,7 +50,7 @@ impl Director for SystemDirector<'_> {
             SubjectReport::Restored { roots } => self.began(id, roots.first(), true),
             SubjectReport::Died { status, .. } => {
                 self.parts[id.index()].ended();
-                self.events.push(SystemEvent::Died { id, status });
+                self.events.push(SystemEvent::Died(id, status));
             }
             SubjectReport::Faulted(Fault::Requested) => self.events.push(SystemEvent::RestartRequested(id)),
             SubjectReport::Faulted(fault) => {
@@ -83,7 +83,7 @@ impl Director for SystemDirector<'_> {
                 End::Failed(Failure::LastError)
             }
         };
-        self.events.push(SystemEvent::Ended { id, end });
+        self.events.push(SystemEvent::Ended(id, end));
     }
 
     /// A stopped guardian protects nothing, and calls of its components would wait for the guardian.

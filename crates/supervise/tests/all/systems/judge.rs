@@ -118,8 +118,8 @@ impl Judge {
                 let known = &mut self.known[id.index()];
                 known.is_ready |= known.alive.is_some() && known.fault.is_none() && known.end_asked.is_none();
             }
-            SystemEvent::Died { id, .. } => return self.dies(id),
-            SystemEvent::Ended { id, end } => {
+            SystemEvent::Died(id, _) => return self.dies(id),
+            SystemEvent::Ended(id, end) => {
                 let died = self.dies(id);
                 let known = &mut self.known[id.index()];
                 known.has_run = false;
@@ -137,7 +137,7 @@ impl Judge {
                 let known = &mut self.known[id.index()];
                 known.fault = known.alive.and(Some(Fault::Requested));
             }
-            SystemEvent::Due | SystemEvent::Fault { .. } => {}
+            SystemEvent::Due | SystemEvent::Fault(..) => {}
         }
         None
     }
@@ -260,7 +260,7 @@ impl Judge {
                     "complaints below the quorum",
                 );
             }
-            _ => self.assert(spec, event == SystemEvent::Fault { id, fault }, "a fault without a report"),
+            _ => self.assert(spec, event == SystemEvent::Fault(id, fault), "a fault without a report"),
         }
         self.known[id.index()].fault = Some(fault);
     }

@@ -204,7 +204,7 @@ impl World {
             12..14 => SystemEvent::Up,
             14 => return self.restart_with_state(id),
             15 if self.random.u8(..8) == 0 => SystemEvent::Down,
-            15..22 => SystemEvent::Fault { id, fault: CHECKED[self.random.usize(..CHECKED.len())] },
+            15..22 => SystemEvent::Fault(id, CHECKED[self.random.usize(..CHECKED.len())]),
             _ => {
                 let other = self.any();
                 let by =
@@ -266,16 +266,16 @@ impl World {
         let end = if is_over { End::Over(status) } else { End::GaveUp(status) };
         if (is_over || has_given_up) && self.random.bool() {
             // The death and the end of the run may be reported as one event.
-            return self.report(SystemEvent::Ended { id, end });
+            return self.report(SystemEvent::Ended(id, end));
         }
         let is_lost = !self.is_quiet && !is_over && self.random.u8(..60) == 0;
         let end = if is_lost { End::Failed(Failure::LastError) } else { end };
         if is_lost && self.random.bool() {
-            return self.report(SystemEvent::Ended { id, end });
+            return self.report(SystemEvent::Ended(id, end));
         }
-        self.report(SystemEvent::Died { id, status });
+        self.report(SystemEvent::Died(id, status));
         let next = match self.random.u8(..60) {
-            _ if is_over || has_given_up || is_lost => SystemEvent::Ended { id, end },
+            _ if is_over || has_given_up || is_lost => SystemEvent::Ended(id, end),
             0..30 => SystemEvent::Restored(id),
             _ => SystemEvent::Started(id),
         };
@@ -301,7 +301,7 @@ impl World {
                 (process.is_alive, process.incarnation) = (true, process.incarnation + 1);
                 self.begin_incarnation(id, matches!(event, SystemEvent::Started(_)));
             }
-            SystemEvent::Ended { id, .. } => {
+            SystemEvent::Ended(id, _) => {
                 let process = &mut self.processes[id.index()];
                 (process.run, process.incarnation) = (process.run + 1, process.incarnation + 1);
                 (process.is_alive, process.is_killed_for) = (false, None);
@@ -367,7 +367,7 @@ impl World {
             Process { run: process.run + 1, incarnation: process.incarnation + 1, ..Process::default() };
         let run = process.run;
         let answer = match self.random.u8(..40) {
-            0 if !self.is_quiet => SystemEvent::Ended { id, end: End::Failed(Failure::LastError) },
+            0 if !self.is_quiet => SystemEvent::Ended(id, End::Failed(Failure::LastError)),
             1..4 => SystemEvent::Restored(id),
             _ => SystemEvent::Started(id),
         };
@@ -388,7 +388,7 @@ impl World {
         let is_lost = !self.is_quiet && self.random.u8(..100) == 0;
         let end = if is_lost { End::Left } else { End::Over(status) };
         let run = self.processes[id.index()].run;
-        self.come(most, Coming::OfRun(id, run, SystemEvent::Ended { id, end }));
+        self.come(most, Coming::OfRun(id, run, SystemEvent::Ended(id, end)));
     }
 
     /// Schedules an event at a random time within `most` milliseconds.
