@@ -36,19 +36,9 @@ pub struct Batch {
 }
 
 impl RemoteSession<'_> {
-    /// Makes several calls. If the program's code and the thread's signals permit it, a whole chain needs
-    /// only one stop. Arguments may point into the data memory. No argument may depend on the result of
-    /// another call.
-    pub fn batch(
-        &mut self,
-        queries: &[Query],
-        signals: SignalSets,
-    ) -> Result<Vec<Result<u64, Errno>>, RemoteError> {
-        let batch = self.begin_batch(queries, signals)?;
-        self.finish_batch(batch)
-    }
-
-    /// Begins several calls. Afterwards the thread may run. The session accepts no other call until
+    /// Begins several calls. If the program's code and the thread's signals permit it, a whole chain needs only one stop.
+    /// Arguments may point into the data memory. No argument may depend on the result of another call. Afterwards the
+    /// thread may run. The session accepts no other call until
     /// `finish_batch` returns.
     pub fn begin_batch(&mut self, queries: &[Query], signals: SignalSets) -> Result<Batch, RemoteError> {
         let mut order: Vec<usize> = (0..queries.len()).collect();

@@ -28,7 +28,7 @@ fn call(pid: Pid, way: usize, place: usize) {
     let ask = Query { number: GETPID, arguments: [0; 6] };
     // Each chain is longer than the previous chain, which it overwrites.
     let ask = |session: &mut RemoteSession<'_>, calls| {
-        let told = session.batch(&vec![ask; calls], signals).unwrap();
+        let told = common::batch(session, &vec![ask; calls], signals);
         assert_eq!(told, vec![Ok(pid.get() as u64); calls]);
     };
     ask(&mut session, 1);

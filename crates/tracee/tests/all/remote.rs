@@ -82,7 +82,7 @@ fn ask_at_once(session: &mut RemoteSession<'_>, pid: Pid, tid: Tid) {
     ];
     queries.extend((0..30).map(|_| query(GETTID, [0; 6])));
     queries.push(query(RT_SIGACTION, [SIGALRM, 0, data + 64, 8, 0, 0]));
-    let results = session.batch(&queries, signals).unwrap();
+    let results = common::batch(session, &queries, signals);
     assert_eq!(results[0], Ok(pid.get() as u64));
     assert_eq!((results[1], results[3]), (Ok(0), Ok(0)));
     assert!(results[2].is_err());
@@ -278,7 +278,7 @@ fn no_signal_is_lost(mode: &str) {
                     session.write_data(&[0_u64, 100_000].map(u64::to_ne_bytes).concat()).unwrap();
                     let sleep = Query { number: PPOLL, arguments: [0, 0, session.data().get(), 0, 0, 0] };
                     let queries = [sleep, Query { number: GETTID, arguments: [0; 6] }];
-                    let results = session.batch(&queries, SignalSets::default()).unwrap();
+                    let results = common::batch(&mut session, &queries, SignalSets::default());
                     assert_eq!(results, [Ok(0), Ok(tid)]);
                     session.end().unwrap();
                 }
@@ -515,7 +515,7 @@ fn calls_in_a_watched_program_are_not_reported() {
         assert!(matches!(refused, RemoteError::Refused { errno: Errno::EBADF, .. }), "{refused}");
         let signals = SignalSets { caught: 0, pending: 0 };
         let query = Query { number: FTRUNCATE, arguments };
-        assert_eq!(session.batch(&[query; 3], signals).unwrap(), [Err(Errno::EBADF); 3]);
+        assert_eq!(common::batch(&mut session, &[query; 3], signals), [Err(Errno::EBADF); 3]);
         session.end().unwrap();
         assert_eq!(listener.wait(Some(Duration::ZERO)), Ok(Waited::TimedOut));
         tree.resume().unwrap();

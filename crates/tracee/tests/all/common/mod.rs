@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use model::{Pid, Signal, Tid};
-use undying_tracee::procfs;
+use sys::Errno;
+use undying_tracee::remote::{Query, SignalSets};
+use undying_tracee::{RemoteSession, procfs};
 
 /// Maximum time for an answer or the end of a subject.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
@@ -215,4 +217,14 @@ pub(crate) fn wait_untraced(pid: Pid) {
     let traced = |tid: &Tid| procfs::thread_status(pid, *tid).is_ok_and(|status| status.tracer != Pid(0));
     let is_traced = || procfs::threads(pid).is_ok_and(|threads| threads.iter().any(traced));
     eventually(&format!("pid {pid} is left"), || !is_traced());
+}
+
+/// Makes several calls in a stopped thread, and returns their results.
+pub(crate) fn batch(
+    session: &mut RemoteSession<'_>,
+    queries: &[Query],
+    signals: SignalSets,
+) -> Vec<Result<u64, Errno>> {
+    let batch = session.begin_batch(queries, signals).unwrap();
+    session.finish_batch(batch).unwrap()
 }
