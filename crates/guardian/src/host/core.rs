@@ -262,13 +262,12 @@ impl Host {
         }
     }
 
-    /// After this call, the reaper assigns a child of this program to a subject only if the child is known to belong to
-    /// this subject.
-    pub(crate) fn share(&self) {
-        self.shared.reaper.share();
+    /// Returns the reaper, which assigns processes to subjects.
+    pub(crate) fn reaper(&self) -> &ProcessReaper {
+        &self.shared.reaper
     }
 
-    /// Starts a program that belongs to no subject; must be called after `share`. The host reaps the program.
+    /// Starts a program that belongs to no subject; must be called after [`ProcessReaper::share`]. The host reaps the program.
     pub(crate) fn execute(&self, command: &mut std::process::Command) -> std::io::Result<Pid> {
         sys::signal::start_with(command, self.shared.blocked_before, self.shared.defaults);
         sys::descriptor_table::start_with_first_limit(command);
@@ -280,17 +279,6 @@ impl Host {
     pub(crate) fn start_holder(&self) -> Result<ListenerHolder> {
         let shared = Arc::clone(&self.shared);
         Ok(ListenerHolder::start(move |create| shared.reaper.create_exempt(create))?)
-    }
-
-    /// Excludes a child of this program from all subjects. The code that has started the child reaps it.
-    pub(crate) fn exempt(&self, pid: Pid) {
-        self.shared.reaper.exempt(pid);
-    }
-
-    /// Ends the remaining processes of all subjects, and returns their number. Must be called when no subject is
-    /// guarded.
-    pub(crate) fn end_rest(&self) -> Result<usize> {
-        self.shared.reaper.end_rest()
     }
 
     /// Lets a worker do work that may wait for a disk.

@@ -124,7 +124,7 @@ impl ProcessReaper {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that a child of this program belongs to no subject.
+    /// Records that a child of this program belongs to no subject. The code that has started the child reaps it.
     pub(crate) fn exempt(&self, pid: Pid) {
         if let Ok(key) = procfs::key(pid) {
             self.table().foreign.insert(pid, key.start);

@@ -95,7 +95,7 @@ impl<'a> SystemDirector<'a> {
         host: &Host,
         on_event: OnEvent<'a>,
     ) -> Result<Self> {
-        host.share();
+        host.reaper().share();
         let control = Control::open()?;
         let directory = file.parent().unwrap_or(Path::new("/")).to_path_buf();
         let now = host.clock().now();
@@ -174,7 +174,7 @@ impl<'a> SystemDirector<'a> {
         self.manager.report(Tally { is_stopping: true, ..self.tally() });
         let is_left = |part: &Part| self.supervisor.state(part.id) == ComponentState::Ended(End::Left);
         if !self.parts.iter().any(is_left) {
-            let count = host.end_rest()?;
+            let count = host.reaper().end_rest()?;
             if count > 0 {
                 (self.on_event)(&self.published.record.name, &RunEvent::RestEnded { count });
             }
@@ -364,7 +364,7 @@ impl<'a> SystemDirector<'a> {
                     }
                 }
             }
-            part.checks.child().into_iter().for_each(|pid| host.exempt(pid));
+            part.checks.child().into_iter().for_each(|pid| host.reaper().exempt(pid));
         }
     }
 
