@@ -34,7 +34,7 @@ pub use resource::files::{ChangedFile, Covered, Effect, FileRecord};
 pub use restore::{
     Applied, ApplyOptions, Aside, BeforeRun, FilePolicy, Files, FilterInstall, ImageDescriptor, ImageMapping,
     ImageProcess, Inventory, PreparedRestore, ProcessState, RestoreOptions, RestorePhases, Restored,
-    Rollback, apply, check_pids, check_records, inventory, recorded_files, restore, restore_lazily,
+    Rollback, apply, check_records, inventory, recorded_files, restore, restore_lazily,
 };
 pub use tracee::Roots;
 pub use undo::watch::Boundary;

@@ -14,7 +14,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use engine::{Covered, EngineError, FileRecord, Rollback};
+use engine::{Covered, EngineError, FileRecord, PreparedRestore, Rollback};
 use model::{Pid, Sequence, Word};
 use serde::Serialize;
 use store::{Store, SubjectName};
@@ -115,7 +115,8 @@ impl Going {
             return if is_optional { Ok(None) } else { Err(why()) };
         }
         // If the program still runs, its files cannot be rolled back either. The pids show the reason.
-        engine::check_pids(reader).map_err(|error| of_living(location, image, error))?;
+        let prepared = PreparedRestore::read(reader).and_then(|prepared| prepared.check_pids(&[]));
+        prepared.map_err(|error| of_living(location, image, error))?;
         let standing = back::standing(&directory)?;
         has_others.set(standing != Standing::Unknown && !back::reachable(&directory)?.0.is_empty());
         let to = location.read(image)?.commit().sequence;

@@ -23,7 +23,6 @@ use resource::fd::envelope::Envelope;
 use resource::fd::sockets::Sockets;
 use resource::fd::{self, CaptureScope, Description, FdCapture, Known, ScopeIndex, in_flight};
 use resource::files::{Directories, FileRecord, FileStates, MappedForWriting};
-use sys::packet_hold::{PacketHold, PacketNumber};
 use sys::{Errno, Error, pidfd};
 use tracee::procfs::{self, ReservedDescriptors};
 use undo::watch::OpenFile;
@@ -56,7 +55,7 @@ pub(super) struct Descriptors {
     pub(super) files: Files,
     pub(super) options: CheckpointOptions,
     /// State that all sockets share. This state is kept between checkpoints.
-    sockets: Sockets,
+    pub(super) sockets: Sockets,
 }
 
 /// Regular files that the subject may write.
@@ -374,16 +373,6 @@ impl Descriptors {
     pub(super) fn take_connections(&self) -> Vec<Arc<OwnedFd>> {
         let _limit = RaisedLimit::new();
         self.sockets.take_connections()
-    }
-
-    /// Holds the output of the subject's sockets in `hold`, from the next pause on.
-    pub(super) fn hold_output(&self, hold: Arc<PacketHold>) {
-        self.sockets.hold_output(hold);
-    }
-
-    /// Returns the last packet that was held before the pause.
-    pub(super) fn held_through(&self) -> Option<PacketNumber> {
-        self.sockets.held_through()
     }
 
     /// Removes all state except the options, the shared state of the sockets, and the listings of

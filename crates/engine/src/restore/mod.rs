@@ -251,15 +251,6 @@ impl PreparedRestore {
     }
 }
 
-/// Checks that the pids of an image are free, like a restore before its first change.
-///
-/// # Errors
-///
-/// `PidTaken` or `PidUnreaped` with the first pid that is not free; the errors of [`PreparedRestore::read`].
-pub fn check_pids(reader: ImageReader) -> Result<()> {
-    PreparedRestore::read(reader)?.check_pids(&[])
-}
-
 /// Builds the tree of an image and resumes the tree.
 ///
 /// # Errors

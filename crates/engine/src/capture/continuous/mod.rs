@@ -379,7 +379,7 @@ impl Continuous {
         self.found.written = std::mem::take(&mut before.descriptors.files.written);
         self.found.mapped = before.objects.hold_files();
         self.found.connections = before.descriptors.take_connections();
-        self.found.held_through = before.descriptors.held_through();
+        self.found.held_through = before.descriptors.sockets.held_through();
         before.descriptors.forget();
         before.threads.sweep(&before.processes);
         Ok(records)
@@ -443,7 +443,7 @@ impl Continuous {
         }
         let mut before = inspect(&self.roots, options)?;
         if let Some(hold) = &self.hold {
-            before.descriptors.hold_output(Arc::clone(hold));
+            before.descriptors.sockets.hold_output(Arc::clone(hold));
         }
         self.spaces.bypasses_cache = before.descriptors.bypass_cache();
         before.descriptors.forget();
