@@ -212,8 +212,8 @@ impl Channels {
         Arc::new(Handler::new(Arc::clone(&self.inner), component))
     }
 
-    /// Begins the next incarnation of a component: a new start, or a restore from an image. [`Channels::start`],
-    /// [`Channels::started`] and [`Channels::attach`] call this function themselves.
+    /// Begins the next incarnation of a component: a new start, or a restore from an image. [`Channels::started`]
+    /// and [`Channels::attach`] call this function themselves.
     pub fn begin(&self, component: ComponentId, is_restored: bool) {
         let claim_until = self.inner.after(self.inner.limits.unclaimed);
         self.inner.state().component(component).begin(is_restored, claim_until);
