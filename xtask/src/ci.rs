@@ -1,7 +1,7 @@
 //! The command `cargo xtask ci`: all checks that a commit must pass.
 //!
 //! Owns: the registry of steps, their order, their durations, and the summary. Steps that only compile run beside the
-//! tests, with the lowest priority: tests wait for a part of their time, and leave processors idle.
+//! tests, with a lower priority: tests wait for a part of their time, and leave processors idle.
 //! Invariants: after a failed step, the later steps still run. The result is good only if all steps are good.
 //! Does not: check anything itself, or wait without a time limit.
 
@@ -100,11 +100,12 @@ fn fmt() -> Result<Outcome, Failure> {
     succeeds(cargo(&["fmt", "--all", "--check"]))
 }
 
-/// Runs the commands of these steps one after the other, with the lowest priority.
+/// Runs the commands of these steps one after the other, with a lower priority. With the lowest one, they would hardly run
+/// while the tests do, and tests would wait for locks of the kernel that they hold.
 fn compile(steps: &[&Step]) -> Result<Vec<Ended>, Failure> {
     let run = |command: Command| {
         let mut nice = Command::new("nice");
-        nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
+        nice.args(["-n", "5"]).arg(command.get_program()).args(command.get_args());
         nice.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
         let describe = |source| Failure::Command { command: format!("{command:?}"), source };
         test_run::run_command(nice, COMPILING_MAX).map_err(describe)
