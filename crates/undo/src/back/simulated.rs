@@ -359,7 +359,12 @@ fn a_removed_log_does_not_return_after_a_power_cut() {
 }
 
 /// Seeds of schedules that once ended with wrong files.
-const FOUND: [u64; 3] = [1_434_633_444_042_128_212, 1_319_495_008_361_366_215, 4_983_296_222_239_050_401];
+const FOUND: [u64; 4] = [
+    1_434_633_444_042_128_212,
+    1_319_495_008_361_366_215,
+    4_983_296_222_239_050_401,
+    1_987_181_671_765_044_951,
+];
 
 fn run(seed: u64, tally: &mut Tally) {
     Schedule::new(seed, tally).run();

@@ -196,10 +196,11 @@ impl FileSubject {
                 return Ok(());
             }
         }
+        // The names are recorded before the rename, which may then fail.
         let moves_directory = is_directory(inode);
+        self.has_stale_paths |= moves_directory;
         self.name(log, from.0, from.1)?;
         self.name(log, to.0, to.1)?;
-        self.has_stale_paths |= moves_directory;
         let replaces = true;
         match self.disk.rename_to(from, to, replaces) {
             // The rename would move a directory into itself.
