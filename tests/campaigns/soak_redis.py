@@ -54,6 +54,8 @@ class Server:
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True,
             preexec_fn=on(os.sched_getaffinity(0), options.nice))
         wait_for(self.answers, "redis")
+        # The program runs before its guardian has published the first status.
+        wait_for(lambda: say_to(self.command, "status", "redis", "--json").stdout, "the status")
         self.pid = self.status()["pid"]
 
     def connect(self):
