@@ -1,7 +1,7 @@
 """A web service: it counts each request as a visit in redis, and replies with the count.
 
 Usage: web.py PORT REDIS_PORT. The service has a pool of connections to redis. If a connection has ended, the service
-repeats the command over another connection, at most TRIES times.
+repeats the command over another connection: over those of the pool, and over at most TRIES new ones.
 """
 import http.server
 import queue
@@ -30,16 +30,18 @@ class Redis:
         return int(line[1:]) if line.endswith(b"\r\n") else None
 
 
-def connection():
-    try:
-        return pool.get_nowait()
-    except queue.Empty:
-        return Redis()
+def connections():
+    while True:
+        try:
+            yield pool.get_nowait()
+        except queue.Empty:
+            break
+    for _ in range(TRIES):
+        yield Redis()
 
 
 def visit():
-    for _ in range(TRIES):
-        redis = connection()
+    for redis in connections():
         if (number := redis.count()) is not None:
             pool.put(redis)
             return number
