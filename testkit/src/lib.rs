@@ -49,7 +49,7 @@ pub use process::{ProcessId, descendants};
 pub use random::{moment, seed, seeded};
 pub use supervised::{Supervised, SupervisedOptions};
 pub use undying::Undying;
-pub use until::{until, within_limit};
+pub use until::{SetAtEnd, until, within_limit};
 pub use victim::{Options, Verdict, Victim};
 
 /// Prints on standard error that a test cannot run on this machine, and the reason. The summary of a test run counts

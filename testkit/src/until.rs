@@ -3,10 +3,21 @@
 //! Owns: the poll loop, with the time limit and the interval of `limits`.
 //! Does not: define a condition; the caller does.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
 use crate::limits;
+
+/// Sets a flag when the value is dropped, also after a panic. A test that panics beside threads of its own waits for them.
+#[must_use]
+pub struct SetAtEnd<'a>(pub &'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// Waits until `look` returns a value.
 ///

@@ -1,6 +1,6 @@
 //! Tests of `undying hold` and `undying release`: a program is stopped for a while, and its peers only see a delay.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -26,6 +26,7 @@ fn clients_of_a_held_program_see_a_delay_and_no_error() {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..4).map(|_| scope.spawn(|| talk(port, &is_over))).collect();
+        let over = testkit::SetAtEnd(&is_over);
         for _ in 0..2 {
             std::thread::sleep(Duration::from_millis(100));
             let said = lab.say(["hold", "job", "--for", "5m"]);
@@ -43,7 +44,7 @@ fn clients_of_a_held_program_see_a_delay_and_no_error() {
             assert_eq!(lab.say(["release", "job"]).code, Some(0));
             until("the status", || (guarded.status()["held"] == Value::Null).then_some(()));
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         for client in clients {
             assert!(client.join().unwrap() > 0);
         }

@@ -172,12 +172,13 @@ fn a_connection_goes_on_without_a_gap_or_ends() {
                 }
             });
         }
+        let over = testkit::SetAtEnd(&is_over);
         for _ in 0..testkit::rounds(12, 200) {
             guarded.await_checkpoints(1);
             std::thread::sleep(Duration::from_millis(random.u64(0..250)));
             guarded.kill();
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
     });
     let (kept, lost) = told(&lab).iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     println!("{asked:?} replies, {ended:?} ends seen; told: {kept} stayed, {lost} ended");
@@ -231,13 +232,14 @@ fn connections_in_use_go_on_without_a_gap() {
                 }
             });
         }
+        let over = testkit::SetAtEnd(&is_over);
         for _ in 0..testkit::rounds(12, 200) {
             // A peer retransmits at increasing intervals, and at least one retransmission must reach a running program.
             guarded.await_checkpoints(2);
             std::thread::sleep(Duration::from_millis(random.u64(0..300)));
             guarded.kill();
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
     });
     let all = told_of(&lab, "connections");
     let sum = |name: &str| all.iter().filter_map(|event| event[name].as_u64()).sum::<u64>();

@@ -89,8 +89,9 @@ fn beside_clients(addresses: &[At], orders: impl FnOnce()) -> Vec<Met> {
             scope.spawn(move || meet(&at, is_over))
         };
         let clients: Vec<_> = addresses.iter().map(meet).collect();
+        let over = testkit::SetAtEnd(&is_over);
         orders();
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         clients.into_iter().map(|client| client.join().unwrap()).collect()
     })
 }

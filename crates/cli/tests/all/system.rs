@@ -622,6 +622,7 @@ fn clients_are_never_refused_while_a_component_dies_and_comes_back() {
                 move || clients(port, is_over)
             })
         });
+        let over = testkit::SetAtEnd(&is_over);
         for number in 0..kills {
             std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(150)));
             for name in ["fresh", "kept"] {
@@ -629,7 +630,7 @@ fn clients_are_never_refused_while_a_component_dies_and_comes_back() {
                 system.await_incarnation(name, number + 2);
             }
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         for (load, name) in loads.into_iter().zip(["fresh", "kept"]) {
             let met = load.join().unwrap();
             println!("{name}: {met:?}");

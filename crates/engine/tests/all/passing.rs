@@ -287,18 +287,9 @@ fn areas_that_grow_at_the_end_of_a_checkpoint_can_be_moved() {
                 Command::new("true").status().unwrap();
             }
         });
-        let _over = Over(&is_over);
+        let _over = testkit::SetAtEnd(&is_over);
         take_while_it_grows(&lab, &mut subject);
     });
-}
-
-/// Sets the flag when the value is dropped, also after a panic.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 fn take_while_it_grows(lab: &Lab, subject: &mut Subject) {
