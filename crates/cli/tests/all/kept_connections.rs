@@ -196,14 +196,18 @@ fn the_end_of_an_idle_connection_is_seen_before_the_next_checkpoint() {
     let guarded = Guarded::run(&lab, &["--every", "900ms"], SERVER);
     let mut clients: Vec<Client> = (0..8).map(|_| Client::connect(&lab)).collect();
     guarded.await_checkpoints(3);
-    let mut quickest = EVERY;
-    for client in &mut clients {
-        client.stream.get_mut().write_all(b"close\n").unwrap();
-        let began = Instant::now();
-        assert_eq!(client.stream.read(&mut [0]).unwrap(), 0);
-        quickest = quickest.min(began.elapsed());
-    }
-    assert!(quickest < EVERY / 3, "{quickest:?}");
+    let mut waits: Vec<Duration> = clients
+        .iter_mut()
+        .map(|client| {
+            client.stream.get_mut().write_all(b"close\n").unwrap();
+            let began = Instant::now();
+            assert_eq!(client.stream.read(&mut [0]).unwrap(), 0);
+            began.elapsed()
+        })
+        .collect();
+    waits.sort_unstable();
+    // On a loaded machine, some ends wait for a processor.
+    assert!(waits[waits.len() / 2] < EVERY / 3, "{waits:?}");
     assert_eq!(guarded.end(), 0);
 }
 

@@ -3,8 +3,9 @@
 //! Owns: duplicates of the connections that a checkpoint has found idle. A duplicate is closed when data arrives, when
 //! the next checkpoint does not find the connection idle, or when another incarnation begins.
 //! Invariants: while the program lives, the duplicate of a connection with new data is closed within [`GRACE`] and one
-//! turn. Otherwise the peer would not see when the program closes the connection. While the program is dead, all
-//! duplicates are kept.
+//! turn, even if the program reads the data at once. Otherwise the peer would not see when the program closes the
+//! connection. (Data that the program reads between the pause of the checkpoint and [`IdleConnections::renew`] is found
+//! only by the next checkpoint.) While the program is dead, all duplicates are kept.
 //! Does not: decide which connection a restore keeps; `resource` compares the counters of a connection with the
 //! checkpoint.
 
@@ -23,6 +24,9 @@ use crate::error::Result;
 /// How long a connection is kept after data has arrived. Data that arrives at a program that has just died may be
 /// detected before the death.
 const GRACE: Duration = Duration::from_millis(10);
+/// The conditions of a connection on which data or its end has arrived.
+const ARRIVED: EventFlags =
+    EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::HUP).union(EventFlags::ERR);
 /// Maximum number of events in one turn. Further events are handled in the next turn.
 const EVENTS_MAX: usize = 64;
 
@@ -30,13 +34,15 @@ const EVENTS_MAX: usize = 64;
 pub(super) struct IdleConnections {
     /// The kept duplicates, by their descriptor numbers in this process.
     kept: HashMap<RawFd, Kept>,
-    /// Reports the first arrival of data on each connection.
+    /// Reports each arrival of data.
     epoll: OwnedFd,
 }
 
 #[derive(Debug)]
 struct Kept {
     socket: Arc<OwnedFd>,
+    /// Whether the report that follows each registration has been received.
+    is_registered: bool,
     /// Time at which the duplicate is closed, because data has arrived.
     until: Option<Instant>,
 }
@@ -75,10 +81,12 @@ impl IdleConnections {
     }
 
     fn watch(&self, number: RawFd, socket: Arc<OwnedFd>) -> Option<Kept> {
-        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
+        // A report is lost if none of its conditions holds when it is received. Data may already be read then, but an
+        // idle connection always accepts output.
+        let flags = ARRIVED | EventFlags::OUT | EventFlags::ET;
         // A connection that cannot be watched is not kept.
         epoll::add(&self.epoll, &*socket, EventData::new_u64(number as u64), flags).ok()?;
-        Some(Kept { socket, until: None })
+        Some(Kept { socket, is_registered: false, until: None })
     }
 
     /// Removes the registration of a connection. The registration belongs to the open file description, which the
@@ -95,10 +103,14 @@ impl IdleConnections {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&Timespec::default()));
         for event in &events {
-            // The field is copied, because a field of a packed structure cannot be borrowed.
-            let number = { event.data }.u64() as RawFd;
+            // The fields are copied, because a field of a packed structure cannot be borrowed.
+            let (number, flags) = ({ event.data }.u64() as RawFd, { event.flags });
             if let Some(kept) = self.kept.get_mut(&number) {
-                kept.until = Some(now + GRACE);
+                let has_arrived =
+                    std::mem::replace(&mut kept.is_registered, true) || flags.intersects(ARRIVED);
+                if has_arrived {
+                    kept.until.get_or_insert(now + GRACE);
+                }
             }
         }
         let is_due = |kept: &Kept| kept.until.is_some_and(|until| until <= now);
@@ -158,6 +170,20 @@ mod tests {
         drop(own);
         // The peer receives a reset, because the question was not read.
         assert!(peer.read(&mut [0]).is_err(), "nothing holds it open");
+    }
+
+    #[test]
+    fn data_that_the_program_reads_at_once_is_seen() {
+        let (mut own, mut peer) = pair();
+        let mut connections = IdleConnections::new().unwrap();
+        connections.renew(vec![Arc::new(own.try_clone().unwrap().into())]);
+        let now = sys::clock::Clock::default().now();
+        connections.turn(now);
+        assert_eq!(connections.due(), None);
+        peer.write_all(b"question").unwrap();
+        own.read_exact(&mut [0; 8]).unwrap();
+        connections.turn(now);
+        assert_eq!(connections.due(), Some(now + GRACE));
     }
 
     #[test]

@@ -27,7 +27,8 @@ fn go_on(writer: &LogWriter, subject: &mut Subject, epochs: usize) {
     }
 }
 
-/// Takes checkpoints until this number of segments is compressed. The compressing thread has the lowest priority.
+/// Takes checkpoints until this number of segments is compressed. The compressing thread has the lowest priority, and
+/// each checkpoint can make a segment change too often to be compressed. So the pauses between checkpoints grow.
 fn compress(writer: &LogWriter, subject: &mut Subject, segments: usize) {
     let begun = Instant::now();
     while begun.elapsed() < LIMIT {
@@ -35,7 +36,7 @@ fn compress(writer: &LogWriter, subject: &mut Subject, segments: usize) {
         if writer.status().compressed >= segments {
             return;
         }
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(begun.elapsed() / 50);
     }
     panic!("no segment was compressed: {:?}", writer.status());
 }
