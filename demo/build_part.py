@@ -17,7 +17,7 @@ from screen import Failure, milliseconds, number
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "field"))
 from lib import project  # noqa: E402
 
-UNITS, PARTS = 48, 14
+UNITS, PARTS = 32, 14
 KILLS, EVERY = 5, "100ms"
 MAKEFILE = """\
 program: $(patsubst %.c,%.o,$(wildcard *.c))

@@ -1,4 +1,4 @@
-"""A load generator: clients that permanently request a page, each time over a new connection.
+"""A load generator: clients that request a page again and again, each time over a new connection.
 
 Usage: load.py PORT FILE. The counters are in a shared mapping of FILE, so they survive when this program is killed. A
 connection that ends without a complete reply is counted as cut, and the client repeats the request. At the first
@@ -14,6 +14,8 @@ import time
 
 CLIENTS = 4
 LIMIT_S = 10
+# The time that a client rests between two requests.
+REST_S = 0.005
 REQUEST = b"GET / HTTP/1.0\r\n\r\n"
 # The results of a request: answered, refused, failed with another error, or lost because this program was killed.
 # `asked` counts all requests, and `cut` counts connections. `longest_us` is the longest time from the beginning of a
@@ -56,6 +58,7 @@ def client(port, counts, first):
         counts.add(result, took_us=int(1e6 * (time.monotonic() - began)))
         if result == "answered" and first.acquire(blocking=False):
             os.write(3, b"the first answer\n")
+        time.sleep(REST_S)
 
 
 def ask(port):

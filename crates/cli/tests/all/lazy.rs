@@ -16,8 +16,8 @@ use crate::common::{Lab, Said, compiled, supported, until, wait};
 
 /// Size of the memory in MiB. The load takes long enough for a kill or a checkpoint in the middle of it.
 const MIB: u64 = 192;
-const CHURNS: (usize, usize) = (3, 200);
-const KILLS: (usize, usize) = (20, 400);
+const CHURNS: (usize, usize) = (2, 200);
+const KILLS: (usize, usize) = (12, 400);
 const PAGE: u64 = 4096;
 
 /// A subject (test program) that knows the correct content of its memory, with its image and its report file.

@@ -9,7 +9,8 @@
 //! Probe: as in the modules that use the offsets
 //! Fallback: as in the modules that use the offsets
 
-use std::sync::OnceLock;
+use std::collections::HashMap;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use btf_rs::{Backend, Btf, EnumMember, Member, Type};
 
@@ -19,7 +20,11 @@ const TYPES: &str = "/sys/kernel/btf/vmlinux";
 const POINTER_BYTES: usize = 8;
 
 /// The type information of the kernel.
-pub(crate) struct KernelTypes(Btf);
+pub(crate) struct KernelTypes {
+    btf: Btf,
+    /// The ids of the names that were looked up. A lookup visits all types of the kernel.
+    ids: Mutex<HashMap<String, Vec<u32>>>,
+}
 
 /// The path from a structure to a field.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,15 +44,14 @@ impl KernelTypes {
         static OF_KERNEL: OnceLock<Option<KernelTypes>> = OnceLock::new();
         let read =
             || Btf::from_file_with_backend(TYPES, Backend::Mmap).or_else(|_| Btf::from_file(TYPES)).ok();
-        let types = OF_KERNEL.get_or_init(|| read().map(Self)).as_ref();
+        let types = OF_KERNEL.get_or_init(|| read().map(|btf| Self { btf, ids: Mutex::default() })).as_ref();
         types.ok_or_else(|| Error::path("read the types of the kernel in", TYPES, Errno::ENOENT))
     }
 
     /// Returns the BTF id of a kernel function that programs may call (a kfunc).
     pub(crate) fn kfunc(&self, name: &str) -> Result<i32> {
-        let ids = self.0.resolve_ids_by_name(name).unwrap_or_default();
-        let is_function = |id: &u32| matches!(self.0.resolve_type_by_id(*id), Ok(Type::Func(_)));
-        ids.into_iter().find(is_function).map(|id| id as i32).ok_or_else(|| missing(name))
+        let is_function = |id: &u32| matches!(self.btf.resolve_type_by_id(*id), Ok(Type::Func(_)));
+        self.ids(name).into_iter().find(is_function).map(|id| id as i32).ok_or_else(|| missing(name))
     }
 
     /// Returns the path from a structure to a field. The path is written as in C: `pdeath_signal`, `signal->it`,
@@ -65,18 +69,31 @@ impl KernelTypes {
 
     /// Returns the value of a constant of an enumeration.
     pub(crate) fn constant(&self, enumeration: &str, name: &str) -> Result<u32> {
-        let named = self.0.resolve_types_by_name(enumeration).unwrap_or_default();
+        let named: Vec<Type> = self.named(enumeration).collect();
         let constants = named.iter().filter_map(|one| match one {
             Type::Enum(constants) => Some(&constants.members),
             _ => None,
         });
-        let is_it = |member: &&EnumMember| self.0.resolve_name(*member).is_ok_and(|found| found == name);
+        let is_it = |member: &&EnumMember| self.btf.resolve_name(*member).is_ok_and(|found| found == name);
         constants.flatten().find(is_it).map(EnumMember::val).ok_or_else(|| missing(name))
     }
 
     fn structure(&self, name: &str) -> Option<Type> {
-        let named = self.0.resolve_types_by_name(name).unwrap_or_default();
-        named.into_iter().find(|one| matches!(one, Type::Struct(_)))
+        self.named(name).find(|one| matches!(one, Type::Struct(_)))
+    }
+
+    fn named(&self, name: &str) -> impl Iterator<Item = Type> {
+        self.ids(name).into_iter().filter_map(|id| self.btf.resolve_type_by_id(id).ok())
+    }
+
+    fn ids(&self, name: &str) -> Vec<u32> {
+        let mut known = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ids) = known.get(name) {
+            return ids.clone();
+        }
+        let ids = self.btf.resolve_ids_by_name(name).unwrap_or_default();
+        known.insert(name.to_owned(), ids.clone());
+        ids
     }
 
     fn path(&self, start: Type, path: &str) -> Option<FieldPath> {
@@ -90,7 +107,7 @@ impl KernelTypes {
             }
             pointers.push(offset);
             let Type::Ptr(pointer) = inner else { return None };
-            structure = self.plain(self.0.resolve_chained_type(&pointer).ok()?)?;
+            structure = self.plain(self.btf.resolve_chained_type(&pointer).ok()?)?;
         }
     }
 
@@ -113,9 +130,9 @@ impl KernelTypes {
     fn member(&self, structure: &Type, name: &str) -> Option<(u32, usize, Type)> {
         let (Type::Struct(composite) | Type::Union(composite)) = structure else { return None };
         composite.members.iter().find_map(|member| {
-            let inner = self.plain(self.0.resolve_chained_type(member).ok()?)?;
+            let inner = self.plain(self.btf.resolve_chained_type(member).ok()?)?;
             let start = member.bit_offset();
-            let found = self.0.resolve_name(member).ok()?;
+            let found = self.btf.resolve_name(member).ok()?;
             if found == name {
                 let length = self.length(member, &inner)?;
                 return Some((start, length, inner));
@@ -141,7 +158,7 @@ impl KernelTypes {
             Type::Enum64(list) => list.size(),
             Type::Struct(composite) | Type::Union(composite) => composite.size(),
             Type::Array(array) => {
-                array.len() * self.size(&self.plain(self.0.resolve_chained_type(array).ok()?)?)?
+                array.len() * self.size(&self.plain(self.btf.resolve_chained_type(array).ok()?)?)?
             }
             _ => return None,
         })
@@ -151,7 +168,7 @@ impl KernelTypes {
     fn plain(&self, one: Type) -> Option<Type> {
         match &one {
             Type::Typedef(_) | Type::Const(_) | Type::Volatile(_) | Type::Restrict(_) | Type::TypeTag(_) => {
-                self.plain(self.0.resolve_chained_type(one.as_btf_type()?).ok()?)
+                self.plain(self.btf.resolve_chained_type(one.as_btf_type()?).ok()?)
             }
             _ => Some(one),
         }

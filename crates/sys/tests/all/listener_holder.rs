@@ -271,7 +271,7 @@ fn start_guardian(
 
 #[test]
 fn no_call_fails_or_hangs_when_the_guardian_is_killed() {
-    const KILLS: usize = 300;
+    const KILLS: usize = 100;
     if !is_supported() {
         return;
     }
@@ -526,7 +526,7 @@ fn holds_listener(pid: i32) -> bool {
 /// Kills holders, alone, both, or one together with the guardian. The calls of the subject neither fail nor hang.
 #[test]
 fn no_call_fails_or_hangs_when_holders_are_killed_alone_or_in_pairs() {
-    const ROUNDS: usize = 30;
+    const ROUNDS: usize = 15;
     if !is_supported() {
         return;
     }
