@@ -18,8 +18,8 @@ use crate::query;
 
 /// Number of pages that one page table covers.
 const TABLE: u64 = HUGE_PAGE_BYTES / model::PAGE_BYTES;
-/// Number of pages of the tested memory: four page tables.
-const PAGES: PageCount = PageCount(4 * TABLE);
+/// Number of pages of the tested memory: three page tables.
+const PAGES: PageCount = PageCount(3 * TABLE);
 
 /// A change of memory, its name in an error, and the number of pages that it changes.
 struct Change {

@@ -270,7 +270,7 @@ pub(super) fn rows(family: Family) -> impl Iterator<Item = &'static Row> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, OwnedFd};
 
     use sys::socket_option;
 
@@ -549,23 +549,24 @@ mod tests {
         let mut found = Vec::new();
         for (domain, kind, protocol) in families {
             let family = Family { domain, kind, protocol };
-            if family.create().is_err() {
+            let Ok(mut socket) = family.create() else {
                 println!("unsupported: sockets of family {domain}");
                 continue;
-            }
+            };
             let options = levels.iter().flat_map(|level| (0..NUMBER_MAX).map(|number| (*level, number)));
             let missing = options
                 .filter(|option| !known.contains(option) && !RETURNED_WITHOUT_ROW.contains(option))
-                .filter(|(level, number)| is_accepted_and_returned(family, *level, *number));
+                .filter(|(level, number)| is_accepted_and_returned(family, &mut socket, *level, *number));
             found.extend(missing.map(|option| (family, option)));
         }
         assert!(found.is_empty(), "no row for {found:?}");
     }
 
-    /// Reports whether a new socket returns another value of an option after the option was set.
-    fn is_accepted_and_returned(family: Family, level: i32, number: i32) -> bool {
+    /// Reports whether a socket returns another value of an option after the option was set. The socket is then replaced by
+    /// a new one. The kernel takes 10 ms to close a packet socket.
+    fn is_accepted_and_returned(family: Family, socket: &mut OwnedFd, level: i32, number: i32) -> bool {
         let option = SocketOption { level, number, name: "an option" };
-        let Ok(socket) = family.create() else { return false };
+        let mut is_changed = false;
         let tell = || {
             let mut buffer = [0; 128];
             socket_option::get(socket.as_fd(), option, &mut buffer)
@@ -573,9 +574,14 @@ mod tests {
                 .map(|length| buffer[..length].to_vec())
         };
         let Some(before) = tell() else { return false };
-        [1, 0, 2].into_iter().any(|value| {
-            socket_option::set_int(socket.as_fd(), option, value).is_ok()
-                && tell().is_some_and(|after| after != before || after.is_empty())
-        })
+        let is_returned = [1, 0, 2].into_iter().any(|value| {
+            let is_accepted = socket_option::set_int(socket.as_fd(), option, value).is_ok();
+            is_changed |= is_accepted;
+            is_accepted && tell().is_some_and(|after| after != before || after.is_empty())
+        });
+        if is_changed {
+            *socket = family.create().expect("a socket of this family was created before");
+        }
+        is_returned
     }
 }
