@@ -59,8 +59,8 @@ pub fn condition() -> Duration {
 /// Poll interval for a condition without an event.
 pub const POLL: Duration = Duration::from_millis(2);
 
-/// Maximum of the poll interval. It is as long as the check itself takes.
-pub const POLL_MAX: Duration = Duration::from_millis(50);
+/// Maximum of the poll interval. Up to it, the interval depends on the time that a check takes.
+pub const POLL_MAX: Duration = Duration::from_millis(100);
 
 /// Poll interval for a condition that is checked with a call of the binary. Each call starts a process.
 pub const POLL_BY_COMMAND: Duration = Duration::from_millis(50);

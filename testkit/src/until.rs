@@ -9,6 +9,10 @@ use std::time::Instant;
 
 use crate::limits;
 
+/// The time between two looks, as a multiple of the time of a look. A look that starts a program takes milliseconds of
+/// processor time, which other tests need.
+const REST: u32 = 4;
+
 /// Sets a flag when the value is dropped, also after a panic. A test that panics beside threads of its own waits for them.
 #[must_use]
 pub struct SetAtEnd<'a>(pub &'a AtomicBool);
@@ -37,7 +41,6 @@ pub fn within_limit<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
         if value.is_some() || Instant::now() > deadline {
             return value;
         }
-        // A look that starts a program takes milliseconds of processor time, which other tests need.
-        thread::sleep(begun.elapsed().clamp(limits::POLL, limits::POLL_MAX));
+        thread::sleep((REST * begun.elapsed()).clamp(limits::POLL, limits::POLL_MAX));
     }
 }

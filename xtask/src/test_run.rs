@@ -3,7 +3,7 @@
 //! Owns: the list of tests, the lanes in which they run, and the time limit for a silent test.
 //! Invariants: each test has a process of its own, so that no test depends on the limits, signals or descriptors of
 //! another test. The output of a test is printed as one block after its end. A test that prints nothing for [`SILENCE`]
-//! is killed, and counts as failed.
+//! is killed, and counts as failed. What a failed test leaves running is killed, so that no other test is disturbed.
 //! Does not: judge single tests; `test_output` counts them.
 //!
 //! All tests are in one queue. cargo runs one binary at a time, and many binaries end with one long test.
@@ -11,8 +11,9 @@
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, PipeReader};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,6 +28,8 @@ use crate::test_times::Times;
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
 /// Number of lanes for each processor: tests wait for about two thirds of their time.
 const LANES_FOR_EACH_CPU: usize = 3;
+/// The environment variable that marks all processes of one test.
+const MARK: &str = "UNDYING_TEST_PROCESSES";
 /// Maximum time without output of a test.
 const SILENCE: Duration = Duration::from_secs(300);
 /// Poll interval while a test produces no output. The last lines of an ended test must also arrive within this time.
@@ -195,11 +198,38 @@ pub(crate) struct Ended {
 pub(crate) fn run_command(mut command: Command, silence: Duration) -> std::io::Result<Ended> {
     let (output, written) = std::io::pipe()?;
     let begun = Instant::now();
+    let mark = mark();
+    command.env(MARK, &mark);
     let mut child = command.stdout(written.try_clone()?).stderr(written).spawn()?;
     // The command keeps the write ends of the pipe open.
     drop(command);
     let (lines, is_hung) = follow(&mut child, output, silence)?;
-    Ok(Ended { lines, status: child.wait()?, is_hung, took: begun.elapsed() })
+    let status = child.wait()?;
+    if !status.success() {
+        kill_marked(&mark);
+    }
+    Ok(Ended { lines, status, is_hung, took: begun.elapsed() })
+}
+
+/// Returns a value of [`MARK`] for one command.
+fn mark() -> String {
+    static COMMANDS: AtomicU64 = AtomicU64::new(0);
+    format!("{}-{}", std::process::id(), COMMANDS.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Kills the processes with this mark in their environment.
+fn kill_marked(mark: &str) {
+    let marked = format!("{MARK}={mark}");
+    let is_marked = |path: &Path| {
+        std::fs::read(path.join("environ"))
+            .is_ok_and(|text| text.split(|byte| *byte == 0).any(|variable| variable == marked.as_bytes()))
+    };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
+    for process in processes.filter(|path| is_marked(path)) {
+        let pid = process.file_name().unwrap_or_default();
+        // The process may have ended by itself.
+        let _ = Command::new("sh").args(["-c", "kill -9 \"$0\" 2>/dev/null"]).arg(pid).status();
+    }
 }
 
 /// Collects the output of a child until the child has ended. The output may end later, because processes that a faulty
@@ -258,6 +288,23 @@ mod tests {
         let ended = shell("echo begun; exec sleep 60", Duration::from_millis(200));
         assert_eq!(ended.lines, ["begun"]);
         assert!(ended.is_hung && !ended.status.success());
+    }
+
+    #[test]
+    fn what_a_failed_command_leaves_is_killed_and_nothing_else() {
+        let pid = |ended: Ended| ended.lines[0].clone();
+        let failed = pid(shell("sleep 60 >/dev/null 2>&1 & echo $!; exit 1", SILENCE));
+        let passed = pid(shell("sleep 5 >/dev/null 2>&1 & echo $!", SILENCE));
+        // A process that has ended and that its parent has not waited for has no command line.
+        let runs = |pid: &str| {
+            std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command| !command.is_empty())
+        };
+        assert!(runs(&passed));
+        let begun = Instant::now();
+        while runs(&failed) {
+            assert!(begun.elapsed() < Duration::from_secs(10), "the process still runs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     #[test]
