@@ -15,7 +15,7 @@ import time
 CLIENTS = 4
 LIMIT_S = 10
 # The time that a client rests between two requests.
-REST_S = 0.005
+REST_S = 0.01
 REQUEST = b"GET / HTTP/1.0\r\n\r\n"
 # The results of a request: answered, refused, failed with another error, or lost because this program was killed.
 # `asked` counts all requests, and `cut` counts connections. `longest_us` is the longest time from the beginning of a

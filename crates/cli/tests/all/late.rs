@@ -52,7 +52,7 @@ for number in range(150):
         while True:
             for page in range(30):
                 pages[page * 4096] = (pages[page * 4096] + 1) % 256
-            time.sleep(0.05)
+            time.sleep(0.1)
 open("begun", "w").close()
 while not os.path.exists("stop"):
     time.sleep(0.02)

@@ -17,7 +17,7 @@ const EVERY: Duration = Duration::from_secs(5);
 const USUAL: Duration = guardian::EVERY_DEFAULT;
 /// Maximum memory of the guardian for each subject, in a build without optimization. An optimized build needs a third: its
 /// threads use less of their stacks.
-const MEMORY_MAX_KIB: u64 = 2560;
+const MEMORY_MAX_KIB: u64 = 5120;
 /// Maximum memory of the free page buffers, which all subjects share.
 const STOCK_MAX_KIB: u64 = 32 << 10;
 const THREADS_MAX: u64 = 4;

@@ -204,7 +204,7 @@ fn a_power_cut_while_segments_are_compressed_leaves_the_newest_commit() {
 #[test]
 fn a_power_cut_soon_after_a_kill_leaves_the_newest_commit() {
     let steps = steps_of(USUAL, Segments::Plain);
-    for step in (0..steps).step_by(rounds(2, 1) as usize) {
+    for step in (0..steps).step_by(rounds(3, 1) as usize) {
         let disk = Disk::new(USUAL);
         let mut subject = Subject::new(USUAL, 40, 6);
         disk.plan(step, Fault::Kill);
@@ -264,7 +264,7 @@ fn full_at_any_step(segments: Segments) {
 
 #[test]
 fn a_power_cut_while_a_log_is_pruned_leaves_what_was_to_stay() {
-    for seed in 0..rounds(20, 1_000) {
+    for seed in 0..rounds(12, 1_000) {
         let disk = Disk::new(seed);
         let mut subject = Subject::new(seed, 40, 6);
         let segments = if seed % 2 == 0 { Segments::Plain } else { Segments::Compressed };

@@ -19,7 +19,7 @@ use undying_store as store;
 const SEEDS: u64 = 1_200;
 
 /// Each seed tests one of this many steps, and consecutive seeds test different ones.
-const STEPS_SHARE: u64 = 4;
+const STEPS_SHARE: u64 = 6;
 
 const STORE: &str = "/store";
 

@@ -76,7 +76,7 @@ fn failed_marks_of_a_restore_lose_no_change() {
 
 #[test]
 fn a_build_two_tables_and_a_database_leave_the_files_of_an_uninterrupted_run() {
-    short_form("rewind.py", &["--quick", "--kills", "2"], &["make", "ar"]);
+    short_form("rewind.py", &["--quick", "--kills", testkit::rounds("1", "2")], &["make", "ar"]);
 }
 
 #[test]
@@ -90,11 +90,11 @@ fn clients_of_components_that_are_killed_are_never_refused() {
 
 #[test]
 fn servers_that_are_killed_lose_no_acknowledged_request() {
-    let words = ["--kills", "3", "--only", "mapped-10mib", "--mode", "held", "committed"];
+    let words = ["--kills", "2", "--only", "mapped-10mib", "--mode", "held", "committed"];
     short_form("servers.py", &words, &[]);
 }
 
 #[test]
 fn clients_of_systems_that_are_operated_meet_only_announced_errors() {
-    short_form("operated.py", &["--seconds", testkit::rounds("10", "200")], &["mkfs.ext4"]);
+    short_form("operated.py", &["--seconds", testkit::rounds("8", "200")], &["mkfs.ext4"]);
 }
