@@ -146,6 +146,16 @@ impl Thread<Stopped> {
         self.state.group_stop
     }
 
+    /// Sets whether the kernel kills the process if this process ends.
+    pub(crate) fn set_end_with_tracer(&mut self, ends: bool) -> Result<()> {
+        let options = if ends {
+            self.options.with(Options::EXIT_KILL)
+        } else {
+            self.options.without(Options::EXIT_KILL)
+        };
+        self.set_options(options)
+    }
+
     /// Sets other ptrace options.
     pub(crate) fn set_options(&mut self, options: Options) -> Result<()> {
         ptrace::set_options(self.tid, options)?;

@@ -113,10 +113,16 @@ impl Lab {
         Ok((applied, steps))
     }
 
-    /// Makes the subject check its own state, and waits for its exit status.
+    /// Makes the subject check its own state, and returns its exit status.
+    fn ask_to_judge(&mut self) -> std::process::ExitStatus {
+        // The subject may have been killed already.
+        let _ = sys::signal::send(self.root(), Signal(15));
+        self.subject.wait().unwrap()
+    }
+
+    /// Makes the subject check its own state, and checks its exit status.
     fn judge(&mut self) {
-        sys::signal::send(self.root(), Signal(15)).unwrap();
-        let status = self.subject.wait().unwrap();
+        let status = self.ask_to_judge();
         assert!(status.success(), "the subject ended with {status}: {}", self.errors());
     }
 }
@@ -128,6 +134,47 @@ impl Drop for Lab {
         }
         let _ = self.subject.wait();
     }
+}
+
+/// The role of a helper process: it sets a tree back to an image until it is killed. The value is a pid and a path.
+const ROLE: &str = "UNDYING_TEST_APPLIES";
+
+#[test]
+fn a_tracer_that_is_killed_leaves_no_tree_that_is_set_back_in_part() {
+    const TEST: &str = "applying::a_tracer_that_is_killed_leaves_no_tree_that_is_set_back_in_part";
+    const LONGEST: Duration = Duration::from_millis(40);
+    if let Ok(role) = std::env::var(ROLE) {
+        let (pid, image) = role.split_once(' ').unwrap();
+        loop {
+            let tree = StoppedTree::stop(Pid(pid.parse().unwrap())).unwrap();
+            let image = ImageReader::open(Path::new(image)).unwrap();
+            apply(image, tree, &ApplyOptions::default()).unwrap().0.resume().unwrap();
+        }
+    }
+    let mut random = testkit::seeded(TEST);
+    let (mut dead, mut alive) = (0, 0);
+    for _ in 0..testkit::rounds(30, 300) {
+        let Some(mut lab) = Lab::new() else { return };
+        lab.go_on();
+        let image = lab.checkpoint(1);
+        lab.go_on();
+        let mut helper = Command::new(std::env::current_exe().unwrap());
+        helper.args(["--exact", TEST]).env(ROLE, format!("{} {}", lab.root(), image.display()));
+        let mut helper = helper.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(testkit::moment(&mut random, LONGEST));
+        helper.kill().unwrap();
+        helper.wait().unwrap();
+        // A half-changed tree would find an error in its own state.
+        let status = lab.ask_to_judge();
+        if std::os::unix::process::ExitStatusExt::signal(&status) == Some(9) {
+            dead += 1;
+        } else {
+            assert!(status.success(), "the subject ended with {status}: {}", lab.errors());
+            alive += 1;
+        }
+    }
+    println!("{dead} trees were killed with their tracers, {alive} were whole");
+    assert!(dead > 0 && alive > 0, "{dead} {alive}");
 }
 
 #[test]

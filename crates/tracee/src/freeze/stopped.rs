@@ -106,6 +106,25 @@ impl StoppedTree {
         Ok(())
     }
 
+    /// Sets whether the kernel kills every process if this process ends. A caller that changes the tree sets this, because
+    /// a half-changed tree must not run. If this process ends during the call, and a process is killed, the roots are
+    /// killed, too.
+    pub fn end_with_tracer(&mut self, ends: bool) -> Result<(), Error> {
+        let mut threads: Vec<_> =
+            self.processes.iter_mut().flat_map(|process| &mut process.threads).collect();
+        if !ends {
+            threads.reverse();
+        }
+        for thread in threads {
+            match thread.set_end_with_tracer(ends) {
+                // The thread was killed.
+                Err(error) if error.errno == Errno::ESRCH => {}
+                outcome => outcome?,
+            }
+        }
+        Ok(())
+    }
+
     /// Resumes and detaches every thread.
     pub fn resume(mut self) -> Result<(), Error> {
         self.detach_all()

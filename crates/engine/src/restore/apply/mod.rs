@@ -66,7 +66,8 @@ impl Held {
 /// # Errors
 ///
 /// `NotInPlace` with all differences that cannot be set; the tree is unchanged and runs on. `InPart` if a step
-/// failed after the first change; the tree was killed.
+/// failed after the first change; the tree was killed. If this process ends after the first change, the kernel kills the
+/// tree.
 pub fn apply(
     mut reader: ImageReader,
     mut tree: StoppedTree,
@@ -84,8 +85,9 @@ pub fn apply(
     let objects = memory::open_objects(&wanted, &comparison, &present)?;
     let written = |pid| options.tracked_by.and_then(|subject| subject.written_since(reader.commit(), pid));
     let due = memory::Due::of(reader.index(), &wanted, &present, written);
-    let mut change = || {
-        let mut pages = memory::give_back(reader.index(), &wanted, &present, &mut tree)?;
+    tree.end_with_tracer(true)?;
+    let change = |tree: &mut StoppedTree| {
+        let mut pages = memory::give_back(reader.index(), &wanted, &present, tree)?;
         pages += memory::write_processes(&reader, &wanted, &present, &due)?;
         pages += memory::write_objects(&reader, &objects, &present)?;
         for ((pid, fd), envelope) in &comparison.descriptions {
@@ -94,7 +96,7 @@ pub fn apply(
             envelope.apply(file.as_fd(), false)?;
         }
         // The timers run from here on.
-        states::set(&is, &wanted, &present, &mut tree)?;
+        states::set(&is, &wanted, &present, tree)?;
         for process in wanted.living() {
             let Some(space) = present.spaces.get(&process.pid) else { continue };
             set_registers(process, &space.memory)?;
@@ -102,7 +104,8 @@ pub fn apply(
         let descriptions = comparison.descriptions.len() as u64;
         Ok(Applied { compared: due.pages(), pages, descriptions })
     };
-    match change() {
+    let changed = change(&mut tree);
+    match changed.and_then(|applied| Ok(tree.end_with_tracer(false).map(|()| applied)?)) {
         Ok(applied) => Ok((tree, applied)),
         Err(error) => {
             tree.kill()?;
