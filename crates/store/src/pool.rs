@@ -23,9 +23,6 @@ use crate::error::{Error, Result};
 use crate::lock::locked;
 use crate::stock::BufferStock;
 
-/// The number of buffers that are ready before the first checkpoint.
-const READY_MIN: usize = 2;
-
 /// The buffers that one sink lends to copiers. Copiers and the sink share the pool by reference.
 #[derive(Debug)]
 pub struct PagePool {
@@ -36,8 +33,6 @@ pub struct PagePool {
     stock: BufferStock,
     /// The number of buffers in use: with a copier, with the writer, or waiting for a hurried caller.
     used: Arc<AtomicUsize>,
-    /// The maximum number of buffers in use since the last `prepare`.
-    used_most: AtomicUsize,
     /// The writer of a log without its own thread.
     driver: OnceLock<Weak<dyn Drive>>,
 }
@@ -81,9 +76,8 @@ impl PagePool {
     /// Returns a pool that uses at most `limit` buffers of a stock, beside the reserve.
     #[must_use]
     pub fn new(limit: usize, stock: BufferStock, waits: Waits) -> Self {
-        let (state, changed, used, used_most) =
-            (Mutex::default(), Condvar::new(), Arc::default(), AtomicUsize::new(0));
-        Self { state, changed, limit, waits, stock, used, used_most, driver: OnceLock::new() }
+        let (state, changed, used) = (Mutex::default(), Condvar::new(), Arc::default());
+        Self { state, changed, limit, waits, stock, used, driver: OnceLock::new() }
     }
 
     /// Makes the first wait of each caller call `driver`.
@@ -91,16 +85,13 @@ impl PagePool {
         let _ = self.driver.set(driver);
     }
 
-    /// Makes the stock keep one buffer more ready than the last checkpoint has used at the same time, at most as many as
-    /// the pool lends without a wait. A small program needs two, and new memory costs up to 1 ms for each. Called before
-    /// each checkpoint.
+    /// Makes the stock keep as many buffers ready as the pool lends without a wait. Called before each checkpoint.
     ///
     /// # Errors
     ///
     /// Returns the error of an allocation.
     pub fn prepare(&self) -> Result<()> {
-        let used_most = self.used_most.swap(0, Ordering::Relaxed);
-        self.stock.prepare((used_most + 1).max(READY_MIN).min(self.limit))
+        self.stock.prepare(self.limit)
     }
 
     /// Returns the size of a buffer.
@@ -345,9 +336,7 @@ impl PagePool {
     }
 
     fn lend(&self, buffer: PageBuffer) -> PageBatch {
-        let lent = PageBatch::lent(buffer, self.stock.pieces(), Lent::count(&self.used));
-        self.used_most.fetch_max(self.used.load(Ordering::Relaxed), Ordering::Relaxed);
-        lent
+        PageBatch::lent(buffer, self.stock.pieces(), Lent::count(&self.used))
     }
 
     /// Returns the buffers to the stock that were meant for callers that have stopped waiting.
@@ -416,18 +405,6 @@ mod tests {
             assert_eq!(pool.in_use(), ByteCount(2 * PAGES.bytes().get()));
             batches.into_iter().for_each(|batch| pool.put_back(batch));
             assert_eq!((pool.in_use(), stock.len()), (ByteCount(0), 2));
-        }
-    }
-
-    #[test]
-    fn as_many_buffers_are_ready_as_the_last_checkpoint_has_used_and_one_more() {
-        let stock = BufferStock::new(PAGES);
-        let pool = PagePool::new(5, stock.clone(), Waits::Limited);
-        for (uses, ready) in [(0, 2), (3, 4), (5, 5), (5, 5)] {
-            let used: Vec<PageBatch> = (0..uses).map(|_| pool.buffer().unwrap()).collect();
-            used.into_iter().for_each(|batch| pool.put_back(batch));
-            pool.prepare().unwrap();
-            assert_eq!(stock.len(), ready, "after {uses}");
         }
     }
 
