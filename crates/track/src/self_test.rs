@@ -84,15 +84,15 @@ fn discard_table_and_read(scratch: &mut Scratch) -> sys::Result<()> {
 pub(crate) fn watching(tracker: &'static str) -> Result<(), TrackError> {
     for huge in [false, true] {
         for rearm in [query::REARM, query::rearm_with_content()] {
-            watching_with(tracker, (huge, STEP), rearm)?;
+            watching_with(tracker, huge, STEP, rearm)?;
         }
     }
     Ok(())
 }
 
-/// `memory` says whether the memory has huge pages, and which of its pages are populated, as in [`populated`].
-fn watching_with(tracker: &'static str, memory: (bool, usize), rearm: PageQuery) -> Result<(), TrackError> {
-    let mut scratch = populated(memory)?;
+/// `step` is the distance of the populated pages, as in [`populated`].
+fn watching_with(tracker: &'static str, huge: bool, step: usize, rearm: PageQuery) -> Result<(), TrackError> {
+    let mut scratch = populated(huge, step)?;
     let fd = userfaultfd::create(userfaultfd::USER_MODE_ONLY)?;
     userfaultfd::begin(fd.as_fd(), Discards::Silent)?;
     userfaultfd::register(fd.as_fd(), scratch.range())?;
@@ -118,7 +118,7 @@ fn watching_with(tracker: &'static str, memory: (bool, usize), rearm: PageQuery)
 }
 
 pub(crate) fn soft_dirty(tracker: &'static str) -> Result<(), TrackError> {
-    let mut scratch = populated((false, 1))?;
+    let mut scratch = populated(false, 1)?;
     let map = own_map()?;
     let bits = ClearRefs::open(own_pid())?;
     let mut entries = vec![PageEntry::default(); PAGES.get() as usize];
@@ -146,7 +146,7 @@ pub(crate) fn soft_dirty(tracker: &'static str) -> Result<(), TrackError> {
 }
 
 /// Returns memory whose first pages, and each `step`-th page of the rest, are populated.
-fn populated((huge, step): (bool, usize)) -> sys::Result<Scratch> {
+fn populated(huge: bool, step: usize) -> sys::Result<Scratch> {
     let mut scratch = Scratch::new(PAGES)?;
     if huge {
         scratch.prefer_huge_pages();
@@ -180,16 +180,16 @@ mod tests {
                 return println!("unsupported: {feature}: {error}");
             }
         }
-        watching_with("test", (false, 1), query::REARM).unwrap();
-        watching_with("test", (false, STEP), query::REARM).unwrap();
+        watching_with("test", false, 1, query::REARM).unwrap();
+        watching_with("test", false, STEP, query::REARM).unwrap();
         // This query imitates such a kernel: only present pages count as written.
         let hiding = PageQuery { any_of: Categories::PRESENT, ..query::REARM };
-        let outcome = watching_with("test", (false, 1), hiding);
+        let outcome = watching_with("test", false, 1, hiding);
         assert!(
             matches!(outcome, Err(TrackError::Unsound { change: "pages given back", .. })),
             "{outcome:?}"
         );
         let deaf = PageQuery { all_of: Categories::WRITTEN.and(Categories::ZERO_PAGE), ..query::REARM };
-        assert!(watching_with("test", (false, 1), deaf).is_err());
+        assert!(watching_with("test", false, 1, deaf).is_err());
     }
 }

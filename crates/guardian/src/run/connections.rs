@@ -81,8 +81,8 @@ impl IdleConnections {
     }
 
     fn watch(&self, number: RawFd, socket: Arc<OwnedFd>) -> Option<Kept> {
-        // A report is lost if none of its conditions holds when it is received. Data may already be read then, but an
-        // idle connection always accepts output.
+        // A report is lost if none of its conditions holds when it is received. Data may already be read then, but a
+        // connection accepts output, except if the peer has not read for long.
         let flags = ARRIVED | EventFlags::OUT | EventFlags::ET;
         // A connection that cannot be watched is not kept.
         epoll::add(&self.epoll, &*socket, EventData::new_u64(number as u64), flags).ok()?;

@@ -15,8 +15,8 @@ const SUBJECTS: usize = 25;
 const EVERY: Duration = Duration::from_secs(5);
 /// The default time between two checkpoints.
 const USUAL: Duration = guardian::EVERY_DEFAULT;
-/// Maximum memory of the guardian for each subject, in a build without optimization. An optimized build needs a third: its
-/// threads use less of their stacks.
+/// Maximum memory of the guardian for each subject, in a build without optimization. An optimized build needs much less:
+/// its threads use less of their stacks.
 const MEMORY_MAX_KIB: u64 = 5120;
 /// Maximum memory of the free page buffers, which all subjects share.
 const STOCK_MAX_KIB: u64 = 32 << 10;

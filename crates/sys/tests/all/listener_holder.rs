@@ -269,15 +269,20 @@ fn start_guardian(
     (guardian, reported_holders(&from), results)
 }
 
+/// Returns `short`, or `long` if the environment variable `UNDYING_LONG_TESTS` is set.
+fn rounds(short: usize, long: usize) -> usize {
+    if std::env::var_os("UNDYING_LONG_TESTS").is_some() { long } else { short }
+}
+
 #[test]
 fn no_call_fails_or_hangs_when_the_guardian_is_killed() {
-    const KILLS: usize = 100;
     if !is_supported() {
         return;
     }
+    let kills = rounds(100, 300);
     let mut random = u64::from(std::process::id());
     let (mut finished, mut taken_over) = (0, 0);
-    for round in 0..KILLS {
+    for round in 0..kills {
         let directory = Directory::new(&format!("holder-{round}"));
         let (guardian, holders, results) = start_guardian(&directory, 100, drop);
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -293,8 +298,8 @@ fn no_call_fails_or_hangs_when_the_guardian_is_killed() {
         assert!(mark.is_empty() || is_broken || end_of(&mark).is_some(), "round {round}: {mark:?}");
         taken_over += usize::from(is_broken && end_of(&mark).is_none());
     }
-    println!("{KILLS} kills: {finished} subjects finished, {taken_over} times the holder took over");
-    assert!(finished > KILLS && taken_over > KILLS / 10, "{finished} {taken_over}");
+    println!("{kills} kills: {finished} subjects finished, {taken_over} times the holder took over");
+    assert!(finished > kills && taken_over > kills / 10, "{finished} {taken_over}");
 }
 
 #[test]
@@ -526,7 +531,6 @@ fn holds_listener(pid: i32) -> bool {
 /// Kills holders, alone, both, or one together with the guardian. The calls of the subject neither fail nor hang.
 #[test]
 fn no_call_fails_or_hangs_when_holders_are_killed_alone_or_in_pairs() {
-    const ROUNDS: usize = 15;
     if !is_supported() {
         return;
     }
@@ -539,7 +543,7 @@ fn no_call_fails_or_hangs_when_holders_are_killed_alone_or_in_pairs() {
     };
     let kill_all =
         |processes: &[OwnedFd]| processes.iter().for_each(|one| signal_if_alive(one, libc::SIGKILL));
-    for round in 0..ROUNDS {
+    for round in 0..rounds(15, 30) {
         let directory = Directory::new(&format!("holder-pairs-{round}"));
         let (guardian, holders, results) = start_guardian(&directory, 600, drop);
         std::thread::sleep(Duration::from_micros(next(8_000)));
