@@ -112,15 +112,21 @@ impl BufferStock {
     }
 
     /// Keeps at least `count` buffers ready for the next checkpoint, and frees some buffers that were not needed lately.
+    /// Gives huge pages to one buffer that is used often.
     pub(crate) fn prepare(&self, count: usize) -> Result<()> {
         let mut state = locked(&self.state);
         state.ready = state.ready.max(count);
         let since = state.since.elapsed();
         let surplus = state.tidy(since);
         let missing = count.saturating_sub(state.free.len());
+        let deserving = state.take_deserving();
         // Memory is allocated and freed without the lock, for which a stopped subject may wait.
         drop(state);
         drop(surplus);
+        if let Some(mut buffer) = deserving {
+            buffer.take_huge_pages();
+            locked(&self.state).free.push(Free { buffer, is_lent: false });
+        }
         for _ in 0..missing {
             self.keep(PageBuffer::new(self.size)?);
         }
@@ -141,10 +147,11 @@ impl BufferStock {
 
     /// Keeps a buffer, or frees it if too many buffers are kept. The content of a kept buffer may be lost. A buffer of
     /// another size is freed.
-    pub(crate) fn keep(&self, buffer: PageBuffer) {
+    pub(crate) fn keep(&self, mut buffer: PageBuffer) {
         if buffer.size() != self.size {
             return;
         }
+        buffer.count_use();
         let mut state = locked(&self.state);
         if (state.free.len() as u64 + 1) * self.size.get() > held_memory_max().get() {
             drop(state);
@@ -202,6 +209,12 @@ impl State {
         let place = self.free.len().checked_sub(self.ready + 1)?;
         let is_lent = self.free.get(place)?.is_lent;
         (!is_lent).then(|| self.free.remove(place).buffer)
+    }
+
+    /// Removes and returns the newest buffer that is used often, and has no huge pages yet.
+    fn take_deserving(&mut self) -> Option<PageBuffer> {
+        let place = self.free.iter().rposition(|free| !free.is_lent && free.buffer.deserves_huge_pages())?;
+        Some(self.free.remove(place).buffer)
     }
 
     /// Removes and returns some buffers that were not needed lately. The last decision was made `since` ago.
@@ -272,6 +285,20 @@ mod tests {
         assert_eq!(stock.take().unwrap()[0], 7);
         stock.prepare(2).unwrap();
         assert_eq!(stock.len(), 3);
+    }
+
+    #[test]
+    fn buffers_that_are_used_often_get_huge_pages_one_for_each_checkpoint() {
+        let stock = stock(2);
+        let deserving =
+            || locked(&stock.state).free.iter().filter(|free| free.buffer.deserves_huge_pages()).count();
+        stock.prepare(2).unwrap();
+        for _ in 0..40 {
+            let buffers: Vec<_> = (0..2).map(|_| stock.take().unwrap()).collect();
+            buffers.into_iter().for_each(|buffer| stock.keep(buffer));
+        }
+        let left: Vec<usize> = (0..3).map(|_| (deserving(), stock.prepare(2).unwrap()).0).collect();
+        assert_eq!((left, stock.len()), (vec![2, 1, 0], 2));
     }
 
     #[test]

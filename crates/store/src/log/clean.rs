@@ -30,6 +30,9 @@ const JOBS_MAX: usize = 8;
 /// of all pages finds the live pages of these segments.
 const VICTIMS_MAX: usize = 8;
 
+/// One of this number of segments is emptied, even if fewer would be enough now: the next commits need no scan then.
+const VICTIMS_AHEAD: usize = 16;
+
 /// If compaction does not keep up, one of this number of segments is emptied at the same time.
 const VICTIMS_SHARE: usize = 4;
 
@@ -118,10 +121,11 @@ impl Cleaner {
         let (mut moves, mut freed): (BTreeMap<LogSegment, Vec<Move>>, u64) = (BTreeMap::new(), 0);
         let mut is_victim: Vec<bool> = Vec::new();
         let victims = if fill.is_pressing() { candidates.len() / VICTIMS_SHARE } else { 0 };
+        let ahead = candidates.len() / VICTIMS_AHEAD;
         for victim in candidates.into_iter().take(victims.max(VICTIMS_MAX)) {
             let gain = fill.blocks.saturating_sub(u64::from(victim.live));
             // Moving the pages of an almost full segment frees little space for many written bytes.
-            if gain < fill.blocks / 8 || freed > fill.excess() {
+            if gain < fill.blocks / 8 || freed > fill.excess() && moves.len() >= ahead {
                 break;
             }
             freed += gain;
