@@ -22,7 +22,7 @@ NAMES = ("redis", "web", "proxy", "load")
 PORTS = ("7801", "7802", "7803")
 KILLS = [("redis",), ("web",), ("proxy",), ("load",), ("redis", "web"), ("proxy", "load"), ("web", "proxy"),
          ("redis", "load"), ("web",), ("redis",), ("proxy",), ("load",)]
-BETWEEN_S = 0.8
+BETWEEN_S = 0.5
 
 
 def run(screen, undying, folder):

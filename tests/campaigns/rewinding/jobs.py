@@ -24,7 +24,7 @@ class Work(Program):
     # uninterrupted runs differ in these files.
     ignored, loose = (), ()
     # Fraction of the work that is done with --quick.
-    quick_part = 0.5
+    quick_part = 0.3
 
     def __init__(self, folder, random, part=1.0):
         super().__init__(folder, random)
@@ -55,7 +55,7 @@ class Make(Work):
 
     name, needs, restart_on_child = "make", {"make": "make", "cc": "gcc", "ar": "binutils"}, True
     units, parts, libraries = 64, 18, 4
-    quick_part = 0.6
+    quick_part = 0.35
     makefile = """\
 libraries := $(foreach n,{numbers},build/libunits$n.a)
 build/program: build/main.o $(libraries)
@@ -94,7 +94,7 @@ build/%.o: source/%.c
 
 class CsvJson(Work):
     name = "csv-json"
-    quick_part = 0.6
+    quick_part = 0.35
 
     def prepare(self):
         super().prepare()

@@ -273,7 +273,7 @@ const DAMAGED: [(&str, &str, &str, &[i32]); 7] = [
 
 #[test]
 fn a_damaged_fixture_is_refused_by_name_or_restored_correctly() {
-    const VARIANTS: usize = 3;
+    const VARIANTS: usize = 2;
     let Some(lab) = lab() else { return };
     let mut random = testkit::seeded("a_damaged_fixture_is_refused_by_name_or_restored_correctly");
     let mut refused = 0;

@@ -173,7 +173,7 @@ fn a_connection_goes_on_without_a_gap_or_ends() {
             });
         }
         let over = testkit::SetAtEnd(&is_over);
-        for _ in 0..testkit::rounds(12, 200) {
+        for _ in 0..testkit::rounds(8, 200) {
             guarded.await_checkpoints(1);
             std::thread::sleep(Duration::from_millis(random.u64(0..250)));
             guarded.kill();
@@ -237,7 +237,7 @@ fn connections_in_use_go_on_without_a_gap() {
             });
         }
         let over = testkit::SetAtEnd(&is_over);
-        for _ in 0..testkit::rounds(12, 200) {
+        for _ in 0..testkit::rounds(8, 200) {
             // A peer retransmits at increasing intervals, and at least one retransmission must reach a running program.
             guarded.await_checkpoints(2);
             std::thread::sleep(Duration::from_millis(random.u64(0..300)));

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 
 use crate::common::{Counter, Guarded, Lab, supported, until, wait};
 
-const ROUNDS: (usize, usize) = (20, 500);
+const ROUNDS: (usize, usize) = (12, 500);
 /// The latest moment of a kill, unless the first checkpoint takes longer on a slow machine.
 const LATEST: Duration = Duration::from_millis(150);
 
@@ -274,7 +274,7 @@ while not os.path.exists("stop"):
     guarded.await_checkpoints(3);
     // The pid of the root is the same in each incarnation (restored program), even while the process is being built.
     let pid = rustix::process::Pid::from_raw(guarded.root().pid().get()).unwrap();
-    for _ in 0..testkit::rounds(60, 600) {
+    for _ in 0..testkit::rounds(30, 600) {
         std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(60)));
         // Between two incarnations, the process does not exist.
         let _ = rustix::process::kill_process(pid, Signal::KILL);

@@ -105,7 +105,7 @@ fn a_subject_killed_at_random_moments_comes_back_no_older_than_its_last_checkpoi
         run(&lab, &["--every", "100ms", "--restart", "on-failure", "--max-restarts", "1000/1m"], &[]);
     wait_for_checkpoints(&lab, 2);
     let first = lab.guarded_counter().unwrap();
-    for round in 0..testkit::rounds(20, 200) {
+    for round in 0..testkit::rounds(12, 200) {
         let sampler = Sampler::start(first.clone());
         std::thread::sleep(testkit::moment(&mut random, Duration::from_millis(350)));
         let committed = newest(&lab);
@@ -129,7 +129,7 @@ fn a_subject_killed_at_random_moments_comes_back_no_older_than_its_last_checkpoi
     }
     let status = lab.json(&["status", "job"]);
     assert_eq!(status[0]["state"], "running");
-    assert_eq!(status[0]["restarts"], testkit::rounds(20, 200));
+    assert_eq!(status[0]["restarts"], testkit::rounds(12, 200));
     assert_eq!(status[0]["last_death"]["signal"], 9);
     assert_eq!(end(&lab, guardian), 128 + 15);
     assert_eq!(lab.json(&["status", "job"])[0]["state"], "ended");
@@ -382,7 +382,7 @@ fn a_guardian_that_is_stopped_and_continued_at_once_goes_on() {
     wait_for_checkpoints(&lab, 1);
     let counter = lab.guarded_counter().unwrap();
     let process = testkit::ProcessId::of(model::Pid(guardian.id() as i32)).unwrap();
-    for _ in 0..testkit::rounds(300, 2000) {
+    for _ in 0..testkit::rounds(150, 2000) {
         process.signal(Signal::TSTP).unwrap();
         let (begun, delay) = (Instant::now(), testkit::moment(&mut random, Duration::from_micros(200)));
         while begun.elapsed() < delay {}

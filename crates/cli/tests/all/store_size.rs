@@ -12,7 +12,7 @@ use crate::common::{Guarded, Lab, supported, until, wait};
 
 /// How long a program is observed after its first checkpoint, at least. With checkpoints that follow each other without
 /// a break, this is enough for more checkpoints than are kept.
-const OBSERVED: Duration = Duration::from_secs(4);
+const OBSERVED: Duration = Duration::from_millis(2500);
 
 /// Returns a program with this much memory that writes to all its pages all the time.
 fn writer(mib: u64) -> String {

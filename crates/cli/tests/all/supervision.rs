@@ -419,7 +419,7 @@ fn the_children_of_a_killed_root_have_not_left_its_tree() {
     let lab = Lab::new();
     let script = "for number in 1 2 3 4 5 6 7 8; do sleep 600 & done; until [ -e stop ]; do sleep 0.02; done";
     let guarded = Guarded::run(&lab, &["--every", "10ms", "--max-restarts", "999/1m"], script);
-    for _ in 0..testkit::rounds(12, 200) {
+    for _ in 0..testkit::rounds(8, 200) {
         guarded.await_checkpoints(1);
         guarded.kill();
     }

@@ -189,7 +189,7 @@ fn a_tree_is_brought_back_many_times_and_is_whole() {
     assert!(at_first.iter().zip(&at_second).all(|(first, second)| first < second));
     let pids = tracee::tree::descendants(lab.root()).unwrap();
     let mut took = Duration::ZERO;
-    let times = testkit::rounds(100, 1000);
+    let times = testkit::rounds(30, 1000);
     for time in 0..times {
         lab.go_on();
         let begun = Instant::now();
@@ -365,7 +365,7 @@ fn tracked_subject_with_timers_is_set_back_many_times() {
     let is_tracked = track::choose("auto").unwrap().kind.name() != "full";
     let mut last = tracked.checkpoint();
     let mut older = last.clone();
-    let (mut took, mut pages, rounds) = (Duration::ZERO, 0, testkit::rounds(50, 1000));
+    let (mut took, mut pages, rounds) = (Duration::ZERO, 0, testkit::rounds(30, 1000));
     for round in 0..rounds {
         if round % ROUNDS == ROUNDS - 1 {
             tracked.verify();

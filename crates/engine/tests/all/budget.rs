@@ -191,37 +191,42 @@ fn fill_and_restore(tracker: &'static dyn TrackerKind) -> u32 {
 
 #[test]
 fn a_throttled_program_ends_by_itself() {
-    /// The number of passes over the memory: enough for a few checkpoints, also on a loaded machine.
+    /// The number of passes over the memory: enough for a few checkpoints, on a loaded machine in one of `TRIES` runs.
     const PASSES: u64 = 60;
+    const TRIES: u32 = 3;
     if !rustix::process::geteuid().is_root() {
         return println!("unsupported: root");
     }
     let Some(lab) = Lab::new() else { return };
-    let mut child = lab.start(PASSES);
-    let log = lab.log();
-    let mut subject = Continuous::new(Pid(child.id() as i32), track::choose("auto").unwrap().kind);
-    let (mut number, mut taken) = (0, 0);
-    let begun = Instant::now();
-    let status = loop {
-        assert!(begun.elapsed() < LIMIT, "it does not end");
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        number += 1;
-        match subject.checkpoint(&log, &lab.options(number)) {
-            Ok(Some(one)) => {
-                report(&one);
-                taken += 1;
+    let taken = || {
+        let mut child = lab.start(PASSES);
+        let log = lab.log();
+        let mut subject = Continuous::new(Pid(child.id() as i32), track::choose("auto").unwrap().kind);
+        let (mut number, mut taken) = (0, 0);
+        let begun = Instant::now();
+        let status = loop {
+            assert!(begun.elapsed() < LIMIT, "it does not end");
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
             }
-            // The log has too much to write for another checkpoint.
-            Ok(None) => {}
-            // The program can end at any time.
-            Err(error) => println!("{error}"),
-        }
-        std::thread::sleep(EVERY);
+            number += 1;
+            match subject.checkpoint(&log, &lab.options(number)) {
+                Ok(Some(one)) => {
+                    report(&one);
+                    taken += 1;
+                }
+                // The log has too much to write for another checkpoint.
+                Ok(None) => {}
+                // The program can end at any time.
+                Err(error) => println!("{error}"),
+            }
+            std::thread::sleep(EVERY);
+        };
+        assert!(status.success(), "{status:?}, {:?}", std::fs::read_to_string(lab.said()));
+        log.close().unwrap();
+        taken
     };
-    assert!(status.success(), "{status:?}, {:?}", std::fs::read_to_string(lab.said()));
-    assert!(taken > 0);
+    assert!((0..TRIES).any(|_| taken() > 0));
 }
 
 /// Copies that the program replaces by further writes cost page faults and time. The slow steps of the first checkpoint

@@ -192,19 +192,19 @@ fn cut_at_any_step(seeds: u64, segments: Segments) {
 
 #[test]
 fn a_power_cut_at_any_step_leaves_the_newest_commit() {
-    cut_at_any_step(rounds(150, 5_000), Segments::Plain);
+    cut_at_any_step(rounds(80, 5_000), Segments::Plain);
 }
 
 #[test]
 fn a_power_cut_while_segments_are_compressed_leaves_the_newest_commit() {
-    cut_at_any_step(rounds(150, 5_000), Segments::Compressed);
+    cut_at_any_step(rounds(80, 5_000), Segments::Compressed);
 }
 
 /// The newest commit that the next writer finds can be in the page cache only.
 #[test]
 fn a_power_cut_soon_after_a_kill_leaves_the_newest_commit() {
     let steps = steps_of(USUAL, Segments::Plain);
-    for step in (0..steps).step_by(rounds(3, 1) as usize) {
+    for step in (0..steps).step_by(rounds(5, 1) as usize) {
         let disk = Disk::new(USUAL);
         let mut subject = Subject::new(USUAL, 40, 6);
         disk.plan(step, Fault::Kill);
@@ -244,7 +244,7 @@ fn a_full_disk_leaves_a_segment_as_it_is() {
 fn full_at_any_step(segments: Segments) {
     let steps = steps_of(USUAL, segments);
     let mut full = 0;
-    for step in (0..steps).step_by(rounds(3, 1) as usize) {
+    for step in (0..steps).step_by(rounds(5, 1) as usize) {
         let disk = Disk::new(USUAL);
         let mut subject = Subject::new(USUAL, 40, 6);
         disk.plan(step, Fault::Full);
@@ -264,7 +264,7 @@ fn full_at_any_step(segments: Segments) {
 
 #[test]
 fn a_power_cut_while_a_log_is_pruned_leaves_what_was_to_stay() {
-    for seed in 0..rounds(12, 1_000) {
+    for seed in 0..rounds(7, 1_000) {
         let disk = Disk::new(seed);
         let mut subject = Subject::new(seed, 40, 6);
         let segments = if seed % 2 == 0 { Segments::Plain } else { Segments::Compressed };
@@ -299,7 +299,7 @@ fn a_power_cut_while_a_log_is_pruned_leaves_what_was_to_stay() {
 #[test]
 fn a_power_cut_while_a_log_is_squashed_leaves_every_checkpoint() {
     let mut cuts = 0;
-    for seed in 0..rounds(8, 500) {
+    for seed in 0..rounds(6, 500) {
         let disk = Disk::new(seed);
         let mut subject = Subject::new(seed, 40, 6);
         let segments = if seed % 2 == 0 { Segments::Plain } else { Segments::Compressed };

@@ -16,10 +16,10 @@ use crate::simulated::{Disk, Fault, Lie};
 use undying_store as store;
 
 /// The number of seeds. The design requires at least 1,000.
-const SEEDS: u64 = 1_200;
+const SEEDS: u64 = 1_000;
 
 /// Each seed tests one of this many steps, and consecutive seeds test different ones.
-const STEPS_SHARE: u64 = 6;
+const STEPS_SHARE: u64 = 8;
 
 const STORE: &str = "/store";
 

@@ -279,7 +279,7 @@ fn no_call_fails_or_hangs_when_the_guardian_is_killed() {
     if !is_supported() {
         return;
     }
-    let kills = rounds(100, 300);
+    let kills = rounds(60, 300);
     let mut random = u64::from(std::process::id());
     let (mut finished, mut taken_over) = (0, 0);
     for round in 0..kills {
@@ -543,7 +543,7 @@ fn no_call_fails_or_hangs_when_holders_are_killed_alone_or_in_pairs() {
     };
     let kill_all =
         |processes: &[OwnedFd]| processes.iter().for_each(|one| signal_if_alive(one, libc::SIGKILL));
-    for round in 0..rounds(15, 30) {
+    for round in 0..rounds(9, 30) {
         let directory = Directory::new(&format!("holder-pairs-{round}"));
         let (guardian, holders, results) = start_guardian(&directory, 600, drop);
         std::thread::sleep(Duration::from_micros(next(8_000)));

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 const STOPS_MAX: u32 = 8;
 
 fn rounds() -> u32 {
-    testkit::rounds(100, 5000)
+    testkit::rounds(60, 5000)
 }
 
 /// Returns the descendants of a process, including zombies.

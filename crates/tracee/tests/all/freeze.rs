@@ -96,7 +96,7 @@ fn queued_signals() {
 
 #[test]
 fn all_at_once() {
-    stop_often("all at once", None, testkit::rounds(25, 150));
+    stop_often("all at once", None, testkit::rounds(15, 150));
 }
 
 #[test]

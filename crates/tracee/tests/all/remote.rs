@@ -255,7 +255,7 @@ fn a_process_that_is_killed_while_its_leader_makes_a_call_is_noticed_at_once() {
 /// Sends a signal that the subject blocks and waits for, again after each arrival. Meanwhile makes calls in
 /// all threads of the subject.
 fn no_signal_is_lost(mode: &str) {
-    let stops = testkit::rounds(75, 1500);
+    let stops = testkit::rounds(50, 1500);
     const URGENT: Signal = Signal(23);
     let Some(mut subject) = Subject::start("signal_waiter", &[mode]) else { return };
     let pid = subject.pid();
@@ -362,7 +362,7 @@ fn the_death_of_the_tracer_at_any_step_harms_nothing() {
     let deaths: Option<usize> = shares.into_iter().map(|share| share.join().unwrap()).sum();
     let Some(deaths) = deaths else { return };
     println!("died at each of {deaths} steps");
-    assert!(deaths > 500 / rounds(3, 1));
+    assert!(deaths > 500 / rounds(6, 1));
 }
 
 /// Number of subjects whose tracers die in parallel.
@@ -376,7 +376,7 @@ fn die_at_each_step(first: usize) -> Option<usize> {
     let places = procfs::threads(subject.pid()).unwrap().len();
     let mut deaths = 0;
     for place in (first..places).step_by(SUBJECTS) {
-        let each = rounds(3, 1);
+        let each = rounds(6, 1);
         let mut step = fastrand::usize(0..each);
         while !survives(&mut subject, step, place) {
             step += each;
@@ -410,7 +410,7 @@ fn nothing_waits(pid: Pid) {
 
 #[test]
 fn the_death_of_the_tracer_at_any_moment_harms_nothing() {
-    let deaths = testkit::rounds(50, 1000);
+    let deaths = testkit::rounds(30, 1000);
     const LONGEST_US: u64 = 30_000;
     const TEST: &str = "remote::the_death_of_the_tracer_at_any_moment_harms_nothing";
     if let Some(role) = common::role() {
@@ -460,7 +460,7 @@ fn die_at_open_step(step: &'static str) {
 #[test]
 fn signals_on_the_restore_path_harm_nothing() {
     const TEST: &str = "remote::signals_on_the_restore_path_harm_nothing";
-    let deaths: usize = testkit::rounds(60, 1000);
+    let deaths: usize = testkit::rounds(30, 1000);
     if let Some(role) = common::role() {
         let mut words = role.split(' ').map(|word| word.parse::<i32>().unwrap());
         let pid = Pid(words.next().unwrap());

@@ -376,7 +376,7 @@ fn each_schedule_ends_at_a_checkpoint() {
     }
     let start = std::time::Instant::now();
     let first = Rng::new().u64(..u64::MAX / 2);
-    let schedules: usize = testkit::rounds(2_500, 10_000);
+    let schedules: usize = testkit::rounds(1_500, 10_000);
     let mut tally = Tally::default();
     for seed in FOUND.into_iter().chain(first..first + schedules as u64) {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed, &mut tally)));

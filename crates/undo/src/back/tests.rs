@@ -389,7 +389,7 @@ fn many_new_names_are_moved_aside() {
     const NAMES_OF_ONE: usize = 50_000;
     let Some(mut bench) = Bench::new() else { return };
     let (_, directory) = bench.parent("file");
-    let count: usize = testkit::rounds(30_000, 100_000);
+    let count: usize = testkit::rounds(15_000, 100_000);
     for number in 0..count {
         let name = format!("file-{number}");
         bench.log.name(directory, OsStr::new(&name), None, RightsId::OWN).unwrap();

@@ -54,23 +54,23 @@ fn no_checkpoint_differs_from_the_subject_page_by_page() {
 
 #[test]
 fn a_subject_with_threads_and_children_does_not_notice_that_undying_is_killed() {
-    short_form("killed.py", &["--rounds", "15", "--judge", "5"], &[]);
+    short_form("killed.py", &["--rounds", testkit::rounds("8", "15"), "--judge", "5"], &[]);
 }
 
 #[test]
 fn killed_parts_of_undying_cost_no_checkpoint() {
-    short_form("own_parts.py", &["--only", "kills", "--kills", testkit::rounds("8", "100")], &[]);
+    short_form("own_parts.py", &["--only", "kills", "--kills", testkit::rounds("5", "100")], &[]);
 }
 
 #[test]
 fn a_failed_call_of_a_restore_costs_no_checkpoint() {
-    short_form("own_parts.py", &["--only", "errnos", "--errnos", testkit::rounds("8", "400")], &["strace"]);
+    short_form("own_parts.py", &["--only", "errnos", "--errnos", testkit::rounds("5", "400")], &["strace"]);
 }
 
 /// Content events are enabled and marked again after a rollback. If a failure is forgotten, changes are not recorded.
 #[test]
 fn failed_marks_of_a_restore_lose_no_change() {
-    let one = ["--only", "errnos", "--errnos", testkit::rounds("6", "0"), "--call", "fanotify_mark"];
+    let one = ["--only", "errnos", "--errnos", testkit::rounds("4", "0"), "--call", "fanotify_mark"];
     short_form("own_parts.py", &one, &["strace"]);
 }
 
@@ -96,5 +96,5 @@ fn servers_that_are_killed_lose_no_acknowledged_request() {
 
 #[test]
 fn clients_of_systems_that_are_operated_meet_only_announced_errors() {
-    short_form("operated.py", &["--seconds", testkit::rounds("8", "200")], &["mkfs.ext4"]);
+    short_form("operated.py", &["--seconds", testkit::rounds("5", "200")], &["mkfs.ext4"]);
 }
