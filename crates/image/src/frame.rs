@@ -14,7 +14,7 @@ use crate::checksum::Checksum;
 use crate::error::{Error, Part, Result};
 
 /// The latest format version that this program reads.
-pub const FORMAT_VERSION: u32 = FORMAT_COMPRESSED;
+pub const FORMAT_VERSION: u32 = FORMAT_LENGTHS;
 
 /// The first format version.
 ///
@@ -23,6 +23,9 @@ const FORMAT_FIRST: u32 = 1;
 
 /// The format version with compressed segments.
 pub(crate) const FORMAT_COMPRESSED: u32 = 2;
+
+/// The format version with segments of different lengths.
+pub(crate) const FORMAT_LENGTHS: u32 = 3;
 
 /// Returns the format version of a part that depends on compressed segments, if there are any.
 pub(crate) const fn version(is_compressed: bool) -> u32 {

@@ -33,7 +33,7 @@ pub use frame::FORMAT_VERSION;
 pub use log_block::{LogHeader, LogId, LogSlot};
 pub use log_part::{LogPart, LogPartEncoder, LogRun, RecordKey};
 pub use log_place::{Blob, BlobPiece, LOG_BLOCK_BYTES, LogPlace, LogSegment};
-pub use log_root::{LogKept, LogPartRef, LogRoot};
+pub use log_root::{LogFeature, LogKept, LogPartRef, LogRoot};
 pub use page_index::{EXTENT_PAGES_MAX, Extent, PageIndex, SegmentId, Source, SpaceId};
 pub use record::{Owner, Record};
 pub use record_set::RecordSet;

@@ -47,16 +47,25 @@ pub struct LogRoot {
     pub segments: Vec<LogSegment>,
 }
 
+/// What a reader of a log must know. An older release reports the unknown format version of the root, instead of a missing
+/// file or a wrong place.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum LogFeature {
+    /// All segments have the same length, and none is compressed.
+    Plain,
+    /// Segments may be compressed.
+    Compressed,
+    /// Segments have different lengths. They may also be compressed.
+    Lengths,
+}
+
 impl LogRoot {
-    /// Encodes the root.
-    ///
-    /// If segments of the log may be compressed, the root has a later format version. An older release then reports the
-    /// unknown version, instead of a missing file.
+    /// Encodes the root, in the first format version that has this feature of the log.
     ///
     /// # Errors
     ///
     /// Returns `TooLarge`, as for a commit record.
-    pub fn encode(&self, compressed: bool) -> Result<Vec<u8>> {
+    pub fn encode(&self, feature: LogFeature) -> Result<Vec<u8>> {
         let part = |part: &LogPartRef| PartMessage { blob: Some((&part.blob).into()), tier: part.tier };
         let kept = |kept: &LogKept| KeptMessage {
             sequence: kept.sequence.0,
@@ -71,7 +80,12 @@ impl LogRoot {
         };
         let items = u32::try_from(self.parts.len())
             .map_err(|_| Error::TooLarge { part: Part::LogRoot, what: "the number of parts" })?;
-        Ok(frame::seal_as(frame::version(compressed), Part::LogRoot, items, frame::begin_with(&message)))
+        let version = match feature {
+            LogFeature::Plain => frame::version(false),
+            LogFeature::Compressed => frame::version(true),
+            LogFeature::Lengths => frame::FORMAT_LENGTHS,
+        };
+        Ok(frame::seal_as(version, Part::LogRoot, items, frame::begin_with(&message)))
     }
 
     /// Verifies the bytes of a root, then decodes the root.

@@ -40,7 +40,6 @@ pub(super) enum Owner {
 pub(super) struct ActiveSegment {
     pub(super) directory: PathBuf,
     pub(super) background_writer: BackgroundWriter,
-    length: ByteCount,
     active: Option<Active>,
     /// The files with data that is not synced, and the files of the open epoch. The last file is the active segment.
     files: Vec<UnsyncedSegment>,
@@ -67,6 +66,8 @@ struct UnsyncedSegment {
 #[derive(Debug)]
 struct Active {
     number: LogSegment,
+    /// The number of blocks, including the header and the slots.
+    blocks: u32,
     next: u32,
     slot: u32,
 }
@@ -93,14 +94,12 @@ impl ActiveSegment {
     pub(super) fn new(
         directory: &Path,
         background_writer: BackgroundWriter,
-        length: ByteCount,
         wasted_max: PageCount,
         stock: BufferStock,
     ) -> Self {
         Self {
             directory: directory.to_path_buf(),
             background_writer,
-            length,
             active: None,
             files: Vec::new(),
             stream: None,
@@ -227,8 +226,7 @@ impl ActiveSegment {
 
     /// Returns the number of free blocks in the active segment.
     pub(super) fn left(&self) -> u64 {
-        let blocks = self.length.get() / LOG_BLOCK_BYTES;
-        self.active.as_ref().map_or(0, |active| blocks - u64::from(active.next))
+        self.active.as_ref().map_or(0, |active| u64::from(active.blocks - active.next))
     }
 
     /// Collects the buffers of completed writes.
@@ -255,14 +253,14 @@ impl ActiveSegment {
     /// Returns the number of free blocks in the active segment, at least one. Begins a new segment if the active
     /// segment is full.
     fn free_blocks(&mut self) -> Result<u32> {
-        let blocks = (self.length.get() / LOG_BLOCK_BYTES) as u32;
         if let Some(active) = &self.active
-            && active.next < blocks
+            && active.next < active.blocks
         {
-            return Ok(blocks - active.next);
+            return Ok(active.blocks - active.next);
         }
-        let (number, file) = self.background_writer.segment()?;
-        self.active = Some(Active { number, next: FIRST_BLOCK, slot: 0 });
+        let (number, length, file) = self.background_writer.segment()?;
+        let blocks = (length.get() / LOG_BLOCK_BYTES) as u32;
+        self.active = Some(Active { number, blocks, next: FIRST_BLOCK, slot: 0 });
         self.files.push(UnsyncedSegment { number, file, is_dirty: false });
         Ok(blocks - FIRST_BLOCK)
     }

@@ -17,6 +17,7 @@ use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 
 use super::layout::{SegmentLayout, check_page, create_segment, open_segment, remove_segment, too_many};
+use super::segments::SegmentLengths;
 use super::table::BlockIndex;
 use super::worker_thread::Worker;
 use crate::error::{Error, Result};
@@ -35,8 +36,8 @@ const JOBS_MAX: usize = 64;
 /// less than another request.
 const GAP_BLOCKS_MAX: u32 = 16;
 
-/// The maximum number of blocks that are read at once: 1 MiB, which the device reads at its full rate.
-const READ_BLOCKS_MAX: u32 = 256;
+/// The maximum number of blocks that are read at once: 2 MiB, one huge page.
+const READ_BLOCKS_MAX: u32 = 512;
 
 const BLOCK: usize = LOG_BLOCK_BYTES as usize;
 
@@ -60,17 +61,18 @@ pub(super) struct MoveJob {
 
 #[derive(Debug)]
 enum Job {
-    Create(LogSegment),
+    Create(LogSegment, ByteCount),
     Read(MoveJob),
-    Remove(Vec<LogSegment>),
+    /// Segments, and their size on the device.
+    Remove(Vec<LogSegment>, ByteCount),
 }
 
 #[derive(Debug)]
 enum Done {
     Created(LogSegment, Result<Box<dyn PageFile>>),
     Read(MoveJob, Result<()>),
-    /// The number of removed segments.
-    Removed(u64),
+    /// The size of the removed segments.
+    Removed(ByteCount),
 }
 
 /// The interface to the background writer.
@@ -80,11 +82,12 @@ pub(super) struct BackgroundWriter {
     thread: Option<Worker<Job, Done>>,
     next: u32,
     asked: u32,
+    lengths: SegmentLengths,
     /// The maximum number of segments that are created in advance now. A segment that is taken counts until the next
     /// call of `limit_ahead`.
     ahead_max: u32,
-    /// The number of segments whose removal was requested and is not complete.
-    removing: u64,
+    /// The size of the segments whose removal was requested and is not complete.
+    removing: ByteCount,
     ready: VecDeque<(LogSegment, Result<Box<dyn PageFile>>)>,
     read: VecDeque<(MoveJob, Result<()>)>,
     /// The number of reads that are in progress or complete and not yet taken.
@@ -110,13 +113,13 @@ struct Work {
 }
 
 impl BackgroundWriter {
-    /// Returns a background writer that creates segments from the number `first` on, in `threads` or in the thread
-    /// of the caller.
+    /// Returns a background writer that creates segments of this length from the number `first` on, in `threads` or in the
+    /// thread of the caller.
     pub(super) fn start(
         medium: Arc<dyn Medium>,
         directory: &Path,
         layout: SegmentLayout,
-        first: LogSegment,
+        (first, length): (LogSegment, ByteCount),
         (io, threads): (&Arc<LogIo>, Option<&Threads>),
     ) -> Self {
         let work = Work { medium, directory: directory.to_path_buf(), layout, io: Arc::clone(io) };
@@ -128,8 +131,9 @@ impl BackgroundWriter {
             thread,
             next: first.0,
             asked: first.0,
+            lengths: SegmentLengths::all(length),
             ahead_max: AHEAD,
-            removing: 0,
+            removing: ByteCount(0),
             ready,
             read,
             reading: 0,
@@ -139,9 +143,17 @@ impl BackgroundWriter {
         background_writer
     }
 
-    /// Returns the next segment. Waits if the segment is not yet created.
-    pub(super) fn segment(&mut self) -> Result<(LogSegment, Box<dyn PageFile>)> {
+    /// Sets the length of the segments that are not yet requested. Returns the number of the first of them.
+    pub(super) fn set_length(&mut self, length: ByteCount) -> LogSegment {
+        let from = LogSegment(self.asked.max(self.next));
+        self.lengths.set_from(from, length);
+        from
+    }
+
+    /// Returns the next segment, and its length. Waits if the segment is not yet created.
+    pub(super) fn segment(&mut self) -> Result<(LogSegment, ByteCount, Box<dyn PageFile>)> {
         let number = LogSegment(self.next);
+        let length = self.lengths.of(number);
         self.next = self.next.checked_add(1).ok_or_else(|| too_many(&self.work.directory))?;
         while self.asked > number.0 && self.ready.is_empty() {
             if !self.receive(true) {
@@ -152,12 +164,12 @@ impl BackgroundWriter {
             // If the creation in advance has failed, the segment is created now, because space may have been freed
             // meanwhile.
             Some((_, Ok(file))) => Ok(file),
-            _ => self.work.create(number, &mut self.buffers),
+            _ => self.work.create((number, length), &mut self.buffers),
         };
         self.asked = self.asked.max(self.next);
         self.ahead_max = self.ahead_max.saturating_sub(1);
         self.ask_ahead();
-        Ok((number, made?))
+        Ok((number, length, made?))
     }
 
     /// Starts to read pages for compaction.
@@ -175,18 +187,18 @@ impl BackgroundWriter {
         Some(read)
     }
 
-    /// Removes segments without references.
-    pub(super) fn remove(&mut self, numbers: Vec<LogSegment>) {
+    /// Removes segments without references. They have this size on the device.
+    pub(super) fn remove(&mut self, numbers: Vec<LogSegment>, size: ByteCount) {
         if !numbers.is_empty() {
             // The results are taken, so that the thread never waits for this one.
             while self.receive(false) {}
-            self.removing += numbers.len() as u64;
-            self.give(Job::Remove(numbers));
+            self.removing += size;
+            self.give(Job::Remove(numbers, size));
         }
     }
 
-    /// Returns the number of segments whose removal is not complete.
-    pub(super) fn removing(&mut self) -> u64 {
+    /// Returns the size of the segments whose removal is not complete.
+    pub(super) fn removing(&mut self) -> ByteCount {
         while self.receive(false) {}
         self.removing
     }
@@ -194,7 +206,7 @@ impl BackgroundWriter {
     /// Waits until one requested removal is complete. Returns false if no removal was requested.
     pub(super) fn await_removal(&mut self) -> bool {
         let before = self.removing;
-        while self.removing > 0 && self.removing == before && self.receive(true) {}
+        while self.removing > ByteCount(0) && self.removing == before && self.receive(true) {}
         self.removing < before
     }
 
@@ -218,7 +230,8 @@ impl BackgroundWriter {
 
     fn ask_ahead(&mut self) {
         while self.thread.is_some() && self.asked < self.next.saturating_add(self.ahead_max) {
-            self.give(Job::Create(LogSegment(self.asked)));
+            let number = LogSegment(self.asked);
+            self.give(Job::Create(number, self.lengths.of(number)));
             self.asked += 1;
         }
     }
@@ -246,7 +259,9 @@ impl BackgroundWriter {
         match done {
             Some(Done::Created(number, file)) => self.ready.push_back((number, file)),
             Some(Done::Read(job, result)) => self.read.push_back((job, result)),
-            Some(Done::Removed(count)) => self.removing = self.removing.saturating_sub(count),
+            Some(Done::Removed(size)) => {
+                self.removing = ByteCount(self.removing.get().saturating_sub(size.get()))
+            }
             None => {}
         }
     }
@@ -262,20 +277,22 @@ impl Work {
 
     fn run(&self, job: Job, buffers: &mut Buffers) -> Option<Done> {
         match job {
-            Job::Create(number) => Some(Done::Created(number, self.create(number, buffers))),
+            Job::Create(number, length) => {
+                Some(Done::Created(number, self.create((number, length), buffers)))
+            }
             Job::Read(mut job) => {
                 let result = self.read(&mut job, &mut buffers.reader);
                 Some(Done::Read(job, result))
             }
-            Job::Remove(numbers) => {
+            Job::Remove(numbers, size) => {
                 self.remove(&numbers);
-                Some(Done::Removed(numbers.len() as u64))
+                Some(Done::Removed(size))
             }
         }
     }
 
-    fn create(&self, number: LogSegment, buffers: &mut Buffers) -> Result<Box<dyn PageFile>> {
-        create_segment(&*self.medium, &self.directory, self.layout, number, &mut buffers.header)
+    fn create(&self, segment: (LogSegment, ByteCount), buffers: &mut Buffers) -> Result<Box<dyn PageFile>> {
+        create_segment(&*self.medium, &self.directory, self.layout, segment, &mut buffers.header)
     }
 
     fn remove(&self, numbers: &[LogSegment]) {
@@ -347,9 +364,9 @@ mod tests {
 
     #[test]
     fn no_more_is_read_at_once_than_the_limit() {
-        let blocks: Vec<u32> = (0..100).map(|number| number * 4).collect();
+        let blocks: Vec<u32> = (0..200).map(|number| number * 4).collect();
         let (parts, places) = of(&blocks);
-        assert_eq!((parts.as_slice(), places.len()), ([(0, 253)].as_slice(), 64));
+        assert_eq!((parts.as_slice(), places.len()), ([(0, 509)].as_slice(), 128));
         let blocks: Vec<u32> = (0..1000).map(|number| number * 100).collect();
         assert_eq!(of(&blocks).1.len(), READ_BLOCKS_MAX as usize);
     }

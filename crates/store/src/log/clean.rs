@@ -14,7 +14,7 @@ use sys::page_buffer::PageBuffer;
 use model::{ByteCount, PAGE_BYTES};
 
 use super::background_writer::{BackgroundWriter, Move, MoveJob};
-use super::segments::{SegmentState, Segments};
+use super::segments::{SegmentState, Segments, page_blocks};
 use super::state::State;
 use super::table::PageContent;
 use crate::error::Result;
@@ -49,7 +49,7 @@ const PAGES_MIN_PRESSING: u64 = (JOBS_MAX * JOB_PAGES) as u64;
 /// The fill level of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fill {
-    /// The number of blocks in a segment.
+    /// The number of blocks in a new segment.
     blocks: u64,
     /// The number of blocks in segments with live pages.
     used: u64,
@@ -69,9 +69,9 @@ pub(super) struct Cleaner {
 impl Fill {
     /// Counts the blocks and the live pages of all segments. `written` is the number of blocks that one epoch writes.
     pub(super) fn of(segments: &Segments, written: u64) -> Self {
-        let mut fill = Self { blocks: segments.blocks, used: 0, live: 0, written };
+        let mut fill = Self { blocks: page_blocks(segments.lengths.newest()), used: 0, live: 0, written };
         for state in segments.iter().filter(|state| state.live > 0) {
-            fill.used += fill.blocks;
+            fill.used += page_blocks(segments.lengths.of(state.number));
             fill.live += u64::from(state.live);
         }
         fill
@@ -123,9 +123,10 @@ impl Cleaner {
         let victims = if fill.is_pressing() { candidates.len() / VICTIMS_SHARE } else { 0 };
         let ahead = candidates.len() / VICTIMS_AHEAD;
         for victim in candidates.into_iter().take(victims.max(VICTIMS_MAX)) {
-            let gain = fill.blocks.saturating_sub(u64::from(victim.live));
+            let blocks = page_blocks(state.segments.lengths.of(victim.number));
+            let gain = blocks.saturating_sub(u64::from(victim.live));
             // Moving the pages of an almost full segment frees little space for many written bytes.
-            if gain < fill.blocks / 8 || freed > fill.excess() && moves.len() >= ahead {
+            if gain < blocks / 8 || freed > fill.excess() && moves.len() >= ahead {
                 break;
             }
             freed += gain;

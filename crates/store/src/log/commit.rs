@@ -5,7 +5,7 @@
 //! Invariants: the state changes only here. A root names every segment that its checkpoint needs.
 //! Does not: sync; `settle` syncs once for all waiting commits.
 
-use image::{Blob, Commit, ImageKind, LogRoot, SealedFile};
+use image::{Blob, Commit, ImageKind, LogFeature, LogRoot, SealedFile};
 use model::{ByteCount, PageCount};
 use sys::Errno;
 
@@ -80,12 +80,16 @@ impl WriterThread {
 
     /// Writes a root and the slot that publishes it. The checkpoint becomes the newest checkpoint.
     pub(super) fn publish(&mut self, root: &LogRoot) -> Result<()> {
-        // The format version depends on whether readers can encounter compressed segments.
-        let compressed =
-            self.compression.is_some() || self.state.segments.iter().any(|state| state.compressed.is_some());
-        let bytes = root
-            .encode(compressed)
-            .map_err(|error| Error::encoding(&self.active_segment.directory, error))?;
+        let segments = &self.state.segments;
+        let is_compressed =
+            self.compression.is_some() || segments.iter().any(|state| state.compressed.is_some());
+        let feature = match (segments.lengths.are_equal(), is_compressed) {
+            (false, _) => LogFeature::Lengths,
+            (true, true) => LogFeature::Compressed,
+            (true, false) => LogFeature::Plain,
+        };
+        let bytes =
+            root.encode(feature).map_err(|error| Error::encoding(&self.active_segment.directory, error))?;
         let place = self.active_segment.blob(&bytes)?;
         self.active_segment.flush()?;
         let kept = Kept::new(&root.commit, place.clone(), root.segments.iter().copied());

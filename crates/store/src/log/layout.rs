@@ -47,6 +47,9 @@ pub(super) const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 /// The maximum size of a chunk table that is read. The table of the largest segment is much smaller.
 const CHUNKS_BYTES_MAX: ByteCount = ByteCount(1 << 20);
 
+/// The maximum size up to which new segments grow with the program.
+pub(super) const SEGMENT_BYTES_GROWN: u64 = 64 << 20;
+
 const SUFFIX: &str = "seg";
 const CHUNKS_SUFFIX: &str = "chunks";
 const NEW: &str = "new";
@@ -55,7 +58,6 @@ const NEW: &str = "new";
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SegmentLayout {
     pub(super) log: LogId,
-    pub(super) length: ByteCount,
     pub(super) in_flight: NonZeroUsize,
 }
 
@@ -166,13 +168,13 @@ pub(super) fn create_segment(
     medium: &dyn Medium,
     directory: &Path,
     layout: SegmentLayout,
-    number: LogSegment,
+    (number, length): (LogSegment, ByteCount),
     buffer: &mut Option<PageBuffer>,
 ) -> Result<Box<dyn PageFile>> {
     let path = segment_path(directory, number);
     let mut fill = || {
-        let mut file = medium.create_log(&path, layout.length, layout.in_flight)?;
-        let header = LogHeader { log: layout.log, segment: number, length: layout.length };
+        let mut file = medium.create_log(&path, length, layout.in_flight)?;
+        let header = LogHeader { log: layout.log, segment: number, length };
         let block = ByteCount(LOG_BLOCK_BYTES);
         let mut bytes = buffer.take().map_or_else(|| PageBuffer::new(block), Ok)?;
         bytes.copy_from_slice(&header.encode());

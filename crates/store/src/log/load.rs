@@ -7,7 +7,7 @@
 //! and never hidden by the use of an older checkpoint.
 //! Does not: write to the log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use image::{
@@ -18,7 +18,7 @@ use model::{ByteCount, PAGE_BYTES, Sequence};
 use sys::Errno;
 
 use super::layout::{self, FIRST_BLOCK, segment_path};
-use super::segments::Segments;
+use super::segments::{SegmentLengths, Segments};
 use super::table::{PageContent, PageTable};
 use crate::error::{Error, Result};
 use crate::medium::Medium;
@@ -33,7 +33,7 @@ const BLOB_BYTES_MAX: u64 = 64 << 30;
 pub(super) struct Newest {
     pub(super) slot: LogSlot,
     pub(super) root: LogRoot,
-    /// The size of a segment in bytes.
+    /// The size of the segment with the slot, in bytes.
     pub(super) length: ByteCount,
     /// A commit with a higher sequence number that was durable and is now damaged, and the error of reading this
     /// commit.
@@ -114,7 +114,12 @@ impl<'a> LogFiles<'a> {
 
     /// Returns the pages and records that the parts of a root describe.
     pub(super) fn load(&mut self, root: &LogRoot, length: ByteCount) -> Result<Loaded> {
-        let mut segments = Segments::new(length);
+        self.load_with(root, SegmentLengths::all(length))
+    }
+
+    /// Returns the pages and records that the parts of a root describe. The segments of the log have these lengths.
+    pub(super) fn load_with(&mut self, root: &LogRoot, lengths: SegmentLengths) -> Result<Loaded> {
+        let mut segments = Segments::new(lengths);
         for number in &root.segments {
             if segments.add(*number).is_none() {
                 return Err(self.damaged(*number, Part::LogRoot, "more segments than can be"));
@@ -147,6 +152,29 @@ impl<'a> LogFiles<'a> {
             Some(segment) => Ok(segment),
             None => layout::open_segment(self.medium, &self.directory, number),
         }
+    }
+
+    /// Returns the lengths of these segments, which are in rising order, and of new segments. A segment that cannot be opened
+    /// counts as long as the one before it.
+    pub(super) fn lengths(
+        &mut self,
+        segments: &BTreeSet<LogSegment>,
+        (new, length): (LogSegment, ByteCount),
+    ) -> SegmentLengths {
+        let mut lengths: Option<SegmentLengths> = None;
+        for number in segments {
+            let length = match self.open.get(number) {
+                Some(segment) => segment.length,
+                None => match layout::open_segment(self.medium, &self.directory, *number) {
+                    Ok(segment) => segment.length,
+                    Err(_) => continue,
+                },
+            };
+            lengths.get_or_insert_with(|| SegmentLengths::all(length)).set_from(*number, length);
+        }
+        let mut lengths = lengths.unwrap_or_else(|| SegmentLengths::all(length));
+        lengths.set_from(new, length);
+        lengths
     }
 
     /// Reports whether all segments that a root names are in the sorted list `there`.

@@ -61,21 +61,21 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
         Some(newest) => newest.slot.log,
         None => new_id()?,
     };
-    // Block indexes depend on the segment size, so a log keeps the size with which it was created.
     let asked = options.segment.get().clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
     let asked = ByteCount(asked.next_multiple_of(PAGE_BYTES));
-    let length = newest.as_ref().map_or(asked, |newest| newest.length);
+    let segment = newest.as_ref().map_or(asked, |newest| newest.length.min(asked));
     let in_flight = options.buffers.saturating_add(OTHER_WRITES);
-    let layout = SegmentLayout { log, length, in_flight };
+    let layout = SegmentLayout { log, in_flight };
     let service = (options.threads == LogThreads::Own).then_some(&options.service);
     service.map_or(Ok(()), |service| service.writers.start())?;
     let io = Arc::clone(&shared.io);
     let (writers, compressors) = (service.map(|all| &all.writers), service.map(|all| &all.compressors));
     let background_writer =
-        BackgroundWriter::start(Arc::clone(medium), directory, layout, first, (&io, writers));
+        BackgroundWriter::start(Arc::clone(medium), directory, layout, (first, segment), (&io, writers));
+    let lengths = files.lengths(&live, (first, segment));
     let mut state = match &newest {
-        Some(newest) => State::of(files.load(&newest.root, length)?),
-        None => State::empty(Segments::new(length)),
+        Some(newest) => State::of(files.load_with(&newest.root, lengths)?),
+        None => State::empty(Segments::new(lengths)),
     };
     for number in kept.iter().flat_map(|kept| &kept.segments) {
         state.segments.add(*number).ok_or_else(|| too_many(directory))?;
@@ -92,7 +92,6 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
         active_segment: ActiveSegment::new(
             directory,
             background_writer,
-            length,
             options.wasted_max,
             options.service.stock.clone(),
         ),
@@ -100,7 +99,7 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
         state,
         // The first commit writes a full index, because the content of the next merged part is unknown.
         parts: Parts::default(),
-        retention: Retention { policy: options.keep, size: options.size, kept, newest: None },
+        retention: Retention { policy: options.keep, size: options.size, segment, kept, newest: None },
         epoch: None,
         packed: Packed::default(),
         cleaner: Cleaner::default(),

@@ -14,6 +14,8 @@ use std::collections::BTreeSet;
 use image::LogSegment;
 use model::{ByteCount, PageCount, Sequence};
 
+use super::layout::SEGMENT_BYTES_GROWN;
+use super::options::SizeLimit;
 use super::queue::{EPOCHS_IN_FLIGHT_MAX, Room};
 use super::space;
 use super::writer_thread::WriterThread;
@@ -27,6 +29,9 @@ const EXPECTED_MAX: u64 = EPOCHS_IN_FLIGHT_MAX as u64 + 1;
 /// More room than for one checkpoint is kept only if it is at most this part of the maximum size. Old checkpoints are
 /// worth more than checkpoints that are written at the same time.
 const EXPECTED_SHARE: u64 = 8;
+
+/// A segment takes at most one of this many parts of the maximum size, unless all segments have their smallest size.
+const SEGMENTS_MIN: u64 = 64;
 
 impl WriterThread {
     /// Makes room for `blocks` blocks of the open epoch, if these need a further segment: drops old checkpoints, and
@@ -92,7 +97,7 @@ impl WriterThread {
     pub(super) fn fit_size(&mut self, held: &[Sequence], next: ByteCount) {
         let segments = &self.state.segments;
         let stored = PageCount(self.state.pages.stored);
-        self.status.size_max = self.retention.size.bytes(stored, segments.segment_bytes());
+        self.status.size_max = self.retention.size.bytes(stored, self.retention.segment);
         let Some(max) = self.segments_max() else { return };
         let mut own = self.needed();
         let active = self.active_segment.place().map(|place| place.segment);
@@ -123,11 +128,26 @@ impl WriterThread {
         Some(Room { fits_below, begins_below: max.saturating_sub(2 * written.get()) })
     }
 
+    /// Lets the size of new segments follow the size of the log: a segment has at most one of `SEGMENTS_MIN` parts of the
+    /// maximum size. Each segment that is created is synced, and each old checkpoint can need a segment of its own.
+    pub(super) fn adapt_segments(&mut self) {
+        let stored = PageCount(self.state.pages.stored);
+        let stated = |size: SizeLimit| size.bytes(stored, self.retention.segment);
+        let max = stated(self.retention.size).or_else(|| stated(SizeLimit::OfPages)).unwrap_or_default();
+        let most = (max.get() / SEGMENTS_MIN).min(SEGMENT_BYTES_GROWN);
+        let mut length = self.retention.segment;
+        while 2 * length.get() <= most {
+            length += length;
+        }
+        let from = self.active_segment.background_writer.set_length(length);
+        self.state.segments.lengths.set_from(from, length);
+    }
+
     /// Sets how many segments are created in advance.
     pub(super) fn limit_ahead(&mut self) {
         let count = match self.segments_max() {
             Some(max) => {
-                let segment = self.state.segments.segment_bytes().get();
+                let segment = self.state.segments.lengths.newest().get();
                 max.get().saturating_sub(self.occupied()) / segment
             }
             None => u64::MAX,
@@ -147,17 +167,16 @@ impl WriterThread {
     fn segments_max(&self) -> Option<ByteCount> {
         let open = self.epoch.as_ref().map_or(0, |epoch| epoch.pages_used());
         let stored = PageCount(self.state.pages.stored.max(open));
-        self.retention.size.segments_bytes(stored, self.state.segments.segment_bytes())
+        self.retention.size.segments_bytes(stored, self.retention.segment)
     }
 
     /// Returns the bytes of all segments on the device that are or were in use.
     fn occupied(&mut self) -> u64 {
-        let removing = self.active_segment.background_writer.removing();
-        self.state.segments.disk().get() + removing * self.state.segments.segment_bytes().get()
+        self.state.segments.disk().get() + self.active_segment.background_writer.removing().get()
     }
 
     /// Returns the bytes of the segments that were created in advance, or of the one that is created next.
     fn coming(&self) -> u64 {
-        self.active_segment.background_writer.ahead().max(1) * self.state.segments.segment_bytes().get()
+        self.active_segment.background_writer.ahead().max(1) * self.state.segments.lengths.newest().get()
     }
 }

@@ -1,7 +1,7 @@
 //! The table of a log's segments in the memory of the writer: segment numbers, live pages, block indexes. A block index
 //! is a 32-bit number for a block of the log.
 //!
-//! Owns: `Segments`; the translation between block indexes and places (segment and block).
+//! Owns: `Segments`; the lengths of segments; the translation between block indexes and places (segment and block).
 //! Invariants: `live` of a segment is the number of pages of the newest state in the segment. A segment is in the table
 //! as long as any block index refers to it.
 //! Does not: access files.
@@ -12,18 +12,24 @@ use std::time::Instant;
 use image::{LOG_BLOCK_BYTES, LogPlace, LogSegment};
 use model::ByteCount;
 
-use super::layout::FIRST_BLOCK;
+use super::layout::{FIRST_BLOCK, SEGMENT_BYTES_GROWN};
 use super::table::{BlockIndex, PageContent, PageTable};
 use crate::error::Error;
 
 /// The table of all segments of a log.
 #[derive(Clone, Debug)]
 pub(crate) struct Segments {
-    /// The number of blocks for pages in an uncompressed segment.
-    pub(crate) blocks: u64,
+    pub(super) lengths: SegmentLengths,
     bits: u32,
     slots: Vec<Option<SegmentState>>,
     pub(crate) numbers: BTreeMap<LogSegment, u32>,
+}
+
+/// The lengths of uncompressed segments. Only few changes are recorded: the log seldom changes the length of its new segments.
+#[derive(Clone, Debug)]
+pub(super) struct SegmentLengths {
+    /// Each entry is valid from this segment on. The first entry is valid for segment 0.
+    from: Vec<(LogSegment, ByteCount)>,
 }
 
 /// The state of one segment.
@@ -59,15 +65,54 @@ pub(crate) enum Compressed {
     To(ByteCount),
 }
 
-impl Segments {
-    /// Creates an empty table for segments of at most `length` bytes.
-    pub(crate) fn new(length: ByteCount) -> Self {
-        let all = length.get().div_ceil(LOG_BLOCK_BYTES).max(2);
-        let blocks = all.saturating_sub(FIRST_BLOCK.into());
-        Self { blocks, bits: (all - 1).ilog2() + 1, slots: Vec::new(), numbers: BTreeMap::new() }
+impl SegmentLengths {
+    /// Returns the lengths of segments that all have this length.
+    pub(super) fn all(length: ByteCount) -> Self {
+        Self { from: vec![(LogSegment(0), length)] }
     }
 
-    /// Adds a segment. Returns `None` if the log is larger than block indexes can address (16 TiB).
+    /// Sets the length of all segments from a number on. The number is above the numbers of all earlier calls.
+    pub(super) fn set_from(&mut self, number: LogSegment, length: ByteCount) {
+        if self.newest() != length {
+            self.from.push((number, length));
+        }
+    }
+
+    /// Returns the length of new segments.
+    pub(super) fn newest(&self) -> ByteCount {
+        self.from.last().map_or(ByteCount(0), |(_, length)| *length)
+    }
+
+    /// Reports whether all segments have the same length.
+    pub(super) const fn are_equal(&self) -> bool {
+        self.from.len() <= 1
+    }
+
+    /// Returns the greatest length.
+    pub(super) fn greatest(&self) -> ByteCount {
+        self.from.iter().map(|(_, length)| *length).max().unwrap_or_default()
+    }
+
+    /// Returns the length of a segment.
+    pub(super) fn of(&self, number: LogSegment) -> ByteCount {
+        let place = self.from.partition_point(|(from, _)| *from <= number);
+        place.checked_sub(1).map_or(ByteCount(0), |place| self.from[place].1)
+    }
+}
+
+/// Returns the number of blocks for pages in a segment of this length.
+pub(super) fn page_blocks(length: ByteCount) -> u64 {
+    (length.get() / LOG_BLOCK_BYTES).saturating_sub(FIRST_BLOCK.into())
+}
+
+impl Segments {
+    /// Creates an empty table for segments of these lengths, and for longer ones that the log may create.
+    pub(crate) fn new(lengths: SegmentLengths) -> Self {
+        let blocks = lengths.greatest().get().max(SEGMENT_BYTES_GROWN).div_ceil(LOG_BLOCK_BYTES);
+        Self { lengths, bits: (blocks - 1).ilog2() + 1, slots: Vec::new(), numbers: BTreeMap::new() }
+    }
+
+    /// Adds a segment. Returns `None` if there are more segments than block indexes can address (262,144).
     pub(crate) fn add(&mut self, number: LogSegment) -> Option<()> {
         if self.numbers.contains_key(&number) {
             return Some(());
@@ -136,18 +181,13 @@ impl Segments {
     /// Returns the size of one segment on the device.
     pub(crate) fn length(&self, number: LogSegment) -> ByteCount {
         let state = self.numbers.get(&number).and_then(|slot| self.slots[*slot as usize].as_ref());
-        state.map_or(self.segment_bytes(), |state| self.length_of(state))
-    }
-
-    /// Returns the size of an uncompressed segment, including its header and slots.
-    pub(crate) fn segment_bytes(&self) -> ByteCount {
-        ByteCount((self.blocks + u64::from(FIRST_BLOCK)) * LOG_BLOCK_BYTES)
+        state.map_or(self.lengths.of(number), |state| self.length_of(state))
     }
 
     fn length_of(&self, state: &SegmentState) -> ByteCount {
         match state.compressed {
             Some(Compressed::To(length)) => length,
-            _ => self.segment_bytes(),
+            _ => self.lengths.of(state.number),
         }
     }
 
@@ -189,9 +229,9 @@ impl Segments {
     }
 }
 
-/// Returns the error for a log that is larger than block indexes can address.
+/// Returns the error for a log with more segments than block indexes can address.
 pub(super) fn too_long() -> Error {
-    sys::Error::new("count a log of more than 16 TiB", sys::Errno::ENOSPC).into()
+    sys::Error::new("count more than 262,144 segments of a log", sys::Errno::ENOSPC).into()
 }
 
 #[cfg(test)]
@@ -202,7 +242,7 @@ mod tests {
 
     #[test]
     fn block_indexes_and_places_convert_to_each_other_and_slots_are_reused() {
-        let mut segments = Segments::new(ByteCount(1 << 18));
+        let mut segments = Segments::new(SegmentLengths::all(ByteCount(1 << 18)));
         for number in [7, 9, 4] {
             segments.add(LogSegment(number)).unwrap();
         }
@@ -212,7 +252,8 @@ mod tests {
                 assert_eq!(segments.place(segments.block_index(place).unwrap()), place);
             }
         }
-        assert_eq!(segments.block_index(LogPlace { segment: LogSegment(4), block: 64 }), None);
+        let behind = (SEGMENT_BYTES_GROWN / LOG_BLOCK_BYTES) as u32;
+        assert_eq!(segments.block_index(LogPlace { segment: LogSegment(4), block: behind }), None);
         assert_eq!(segments.block_index(LogPlace { segment: LogSegment(5), block: 0 }), None);
         segments.remove(LogSegment(9));
         segments.add(LogSegment(12)).unwrap();
@@ -221,8 +262,19 @@ mod tests {
     }
 
     #[test]
+    fn each_segment_has_the_length_that_was_valid_at_its_creation() {
+        let mut lengths = SegmentLengths::all(ByteCount(8));
+        lengths.set_from(LogSegment(5), ByteCount(8));
+        lengths.set_from(LogSegment(7), ByteCount(16));
+        lengths.set_from(LogSegment(9), ByteCount(8));
+        let found = [0, 6, 7, 8, 9, 100].map(|number| lengths.of(LogSegment(number)).get());
+        assert_eq!(found, [8, 8, 16, 16, 8, 8]);
+        assert_eq!((lengths.newest(), lengths.greatest()), (ByteCount(8), ByteCount(16)));
+    }
+
+    #[test]
     fn live_pages_are_counted() {
-        let mut segments = Segments::new(ByteCount(1 << 24));
+        let mut segments = Segments::new(SegmentLengths::all(ByteCount(1 << 24)));
         segments.add(LogSegment(1)).unwrap();
         let block_index = segments.block_index(LogPlace { segment: LogSegment(1), block: 100 }).unwrap();
         segments.enter(PageContent::At(block_index, PageChecksum(0)));

@@ -52,6 +52,8 @@ pub(super) fn segments_of(blob: &Blob) -> impl Iterator<Item = LogSegment> + '_ 
 pub(super) struct Retention {
     pub(super) policy: RetentionPolicy,
     pub(super) size: SizeLimit,
+    /// The size of the first segments, and of all segments of a small log. The size limit counts in this unit.
+    pub(super) segment: ByteCount,
     pub(super) kept: Vec<Kept>,
     /// The newest checkpoint that this writer has written, and its size.
     pub(super) newest: Option<(Commit, ByteCount)>,

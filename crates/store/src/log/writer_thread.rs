@@ -307,6 +307,7 @@ impl WriterThread {
         let idle = locked(&self.shared.state).queue.is_empty();
         self.note_compressed();
         self.release();
+        self.adapt_segments();
         self.limit_ahead();
         self.report();
         for pending in std::mem::take(&mut self.pending) {
@@ -344,8 +345,9 @@ impl WriterThread {
         let dead = |number: &LogSegment| !live.contains(number) && open.is_none_or(|open| *number < open);
         let segments = &mut self.state.segments;
         let gone: Vec<LogSegment> = segments.iter().map(|state| state.number).filter(dead).collect();
+        let size = gone.iter().map(|number| segments.length(*number).get()).sum();
         gone.iter().for_each(|number| segments.remove(*number));
-        self.active_segment.background_writer.remove(gone);
+        self.active_segment.background_writer.remove(gone, ByteCount(size));
     }
 
     /// Chooses the next pages for compaction and the next segments for compression. Requests the reading of the
@@ -370,7 +372,10 @@ impl WriterThread {
             match self.state.segments.get_mut(number) {
                 Some(state) => state.compressed = Some(length.map_or(Compressed::Not, Compressed::To)),
                 // The segment was removed during the compression, so the compressed file is removed too.
-                None => self.active_segment.background_writer.remove(vec![number]),
+                None => {
+                    let size = self.state.segments.lengths.of(number);
+                    self.active_segment.background_writer.remove(vec![number], size);
+                }
             }
         }
     }
