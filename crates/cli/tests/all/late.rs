@@ -45,7 +45,7 @@ fn many_processes_that_write_are_checkpointed_and_run() {
     let lab = Lab::new();
     let script = r#"exec python3 -c '
 import ctypes, mmap, os, signal, time
-for number in range(100):
+for number in range(80):
     if os.fork() == 0:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         pages = mmap.mmap(-1, 30 * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

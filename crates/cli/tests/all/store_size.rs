@@ -127,7 +127,7 @@ fn the_guardian_needs_little_memory_beside_its_page_buffers() {
         return;
     }
     let lab = Lab::new();
-    let guarded = Guarded::run(&lab, &["--every", "100ms", "--cost-max", "off"], &writer(256));
+    let guarded = Guarded::run(&lab, &["--every", "100ms", "--cost-max", "off"], &writer(160));
     let pid = guarded.guardian.id();
     let mut largest = 0;
     observe(&guarded, &lab, || largest = largest.max(memory_beside_buffers(pid)));

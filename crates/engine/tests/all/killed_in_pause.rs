@@ -14,8 +14,8 @@ use undying_engine::{CheckpointOptions, Continuous};
 
 const THREADS: &str = "64";
 /// The number of deaths. After each kill, the capture continues one `STEP` later than after the previous kill.
-const DEATHS: u32 = 40;
-const STEP: Duration = Duration::from_micros(25);
+const DEATHS: u32 = 25;
+const STEP: Duration = Duration::from_micros(40);
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A tracker that kills the subject while the subject is stopped. The field is the wait after the kill.

@@ -269,7 +269,7 @@ mod tests {
         let mut stream = Stream::new(Direction::Received);
         let mut queue = Queue { start: 7, end: 7 };
         let mut seen: std::collections::HashMap<u64, Vec<u8>> = std::collections::HashMap::new();
-        for _ in 0..2_000 {
+        for _ in 0..testkit::rounds(700, 2_000) {
             queue.end = queue.end.wrapping_add(next(60_000) as u32);
             let length = queue.length() as u64;
             queue.start = queue.start.wrapping_add((next(length + 1) * next(3) / 2).min(length) as u32);

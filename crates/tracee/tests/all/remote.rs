@@ -133,7 +133,7 @@ fn call_with(
 
 #[test]
 fn calls_give_results_and_leave_no_trace() {
-    const STOPS: u32 = 150;
+    const STOPS: u32 = 100;
     let Some(mut subject) = Subject::start("self_checking", &[]) else { return };
     let memory = ProcessMemory::open(subject.pid()).unwrap();
     let gadgets = Gadgets::find(&memory, &procfs::mappings(subject.pid()).unwrap()).unwrap();
@@ -203,7 +203,7 @@ fn call_together(pid: Pid, memory: &ProcessMemory, gadgets: Gadgets) -> Result<u
 
 #[test]
 fn threads_make_calls_at_the_same_time() {
-    const STOPS: u32 = 150;
+    const STOPS: u32 = 100;
     let Some(mut subject) = Subject::start("self_checking", &[]) else { return };
     let memory = ProcessMemory::open(subject.pid()).unwrap();
     let gadgets = Gadgets::find(&memory, &procfs::mappings(subject.pid()).unwrap()).unwrap();
@@ -312,8 +312,8 @@ fn a_signal_that_a_thread_waits_for_is_not_lost_to_a_chain() {
 #[test]
 fn waits_end_although_the_stops_never_do() {
     const INTERVAL: Duration = Duration::from_millis(4);
-    // This takes at least one and a half seconds, and longer on a busy machine.
-    const STOPS: u32 = 400;
+    // This takes at least one second, and longer on a busy machine.
+    const STOPS: u32 = 250;
     // Indices of threads whose calls last 20 ms, five times as long as the time between two stops.
     const TIMED: [usize; 5] = [1, 3, 5, 8, 14];
     let Some(mut subject) = Subject::start("self_checking", &[]) else { return };
