@@ -1,6 +1,6 @@
 //! Writes large files with O_DIRECT, past the page cache. Several writes can be *in flight* (not yet complete).
 //!
-//! Owns: the io_uring of one file, and unused ones; the buffers of writes in flight, O_DIRECT and preallocation.
+//! Owns: the io_uring of one file, the buffers of writes in flight, O_DIRECT and preallocation.
 //! Invariants: a buffer that was passed to `submit` is neither changed nor unmapped until its write is complete. A
 //! short write is continued. After `finish`, every byte is on the device.
 //! Does not: decide the number of buffers, or make the directory entry of the file durable.
@@ -16,7 +16,6 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use io_uring::{IoUring, opcode, types};
 use model::{ByteCount, PAGE_BYTES};
@@ -35,13 +34,6 @@ const ALLOCATE_BYTES_MAX: u64 = 256 << 20;
 
 /// Maximum number of writes in flight. A ring with 64 entries takes two pages.
 const IN_FLIGHT_MAX: usize = 64;
-
-/// Maximum number of unused rings that are kept for new files. Creating and removing a ring takes 0.1 ms, and a log creates
-/// a file every 20 ms.
-const UNUSED_RINGS_MAX: usize = 4;
-
-/// The unused rings of this process.
-static UNUSED_RINGS: Mutex<Vec<Ring>> = Mutex::new(Vec::new());
 
 /// Maximum number of retries of one write after interruptions. Signals cause far fewer interruptions.
 const RETRIES_MAX: u32 = 1000;
@@ -115,7 +107,7 @@ impl DirectWriter {
             writer.method = Method::Buffered;
         }
         if writer.method == Method::Ring {
-            match Ring::take(in_flight.get().min(IN_FLIGHT_MAX)) {
+            match Ring::new(in_flight.get().min(IN_FLIGHT_MAX)) {
                 Ok(ring) => writer.ring = Some(ring),
                 Err(_) => writer.method = Method::Direct,
             }
@@ -320,12 +312,6 @@ impl DirectWriter {
     }
 }
 
-impl Drop for DirectWriter {
-    fn drop(&mut self) {
-        self.ring.take().into_iter().for_each(Ring::keep);
-    }
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
     No,
@@ -370,23 +356,6 @@ impl Ring {
     fn new(slots: usize) -> std::io::Result<Self> {
         let ring = IoUring::new(slots.next_power_of_two() as u32)?;
         Ok(Self { ring, slots: std::iter::repeat_with(|| None).take(slots).collect(), in_flight: 0 })
-    }
-
-    /// Returns an unused ring with this number of slots, or a new one.
-    fn take(slots: usize) -> std::io::Result<Self> {
-        let mut unused = UNUSED_RINGS.lock().unwrap_or_else(PoisonError::into_inner);
-        let found =
-            unused.iter().position(|ring| ring.slots.len() == slots).map(|place| unused.swap_remove(place));
-        drop(unused);
-        found.map_or_else(|| Self::new(slots), Ok)
-    }
-
-    /// Keeps the ring for a new file, if nothing is in flight.
-    fn keep(self) {
-        let mut unused = UNUSED_RINGS.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.in_flight == 0 && unused.len() < UNUSED_RINGS_MAX {
-            unused.push(self);
-        }
     }
 
     const fn is_full(&self) -> bool {
