@@ -21,7 +21,7 @@ NAMES = ("redis", "web", "proxy", "load")
 # The ports in system.toml. `write` replaces them with free ports, because other programs may use them.
 PORTS = ("7801", "7802", "7803")
 KILLS = [("redis",), ("web",), ("proxy",), ("load",), ("redis", "web"), ("proxy", "load"), ("web", "proxy"),
-         ("redis", "load"), ("web",), ("redis",), ("proxy",), ("load",)]
+         ("redis", "load")]
 BETWEEN_S = 0.5
 
 

@@ -27,7 +27,7 @@ use crate::test_times::Times;
 /// The variable with the number of tests that run at the same time.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
 /// Number of lanes for each processor: tests wait for two thirds of their time, and beside a busy processor for more.
-const LANES_FOR_EACH_CPU: usize = 5;
+const LANES_FOR_EACH_CPU: usize = 4;
 /// The environment variable that marks all processes of one test.
 const MARK: &str = "UNDYING_TEST_PROCESSES";
 /// Maximum time without output of a test.

@@ -15,8 +15,8 @@ use undying_engine::{
     restore,
 };
 
-/// The memory of the program in MiB: 65,536 pages, many times the number that one stop copies.
-const MIB: u64 = 256;
+/// The memory of the program in MiB: 49,152 pages, many times the number that one stop copies.
+const MIB: u64 = 192;
 /// A scan of so little memory needs no worker threads.
 const MIB_SMALL: u64 = 64;
 const EVERY: Duration = Duration::from_millis(50);

@@ -134,7 +134,7 @@ fn assert_alive(pid: Pid) {
 }
 
 fn incarnations() -> u64 {
-    testkit::rounds(4, 100)
+    testkit::rounds(3, 100)
 }
 
 fn epochs_restore_with(tracker: &str) {
@@ -239,7 +239,7 @@ impl Tracker for BlindTracker {
 /// The number of checkpoints that are compared with the program.
 const COMPARISONS: usize = 30;
 /// The number of compared checkpoints in cases where each checkpoint takes longer, for example of a large program.
-const COMPARISONS_LARGE: usize = 3;
+const COMPARISONS_LARGE: usize = 2;
 
 fn best() -> &'static dyn TrackerKind {
     track::choose("auto").unwrap().kind

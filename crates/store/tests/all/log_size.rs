@@ -15,7 +15,7 @@ use crate::common::scratch::{Scratch, options};
 fn rewritten(size: SizeLimit) -> LogStatus {
     let scratch = Scratch::new();
     let writer = scratch.open(LogOptions { keep: RetentionPolicy::newest(8), size, ..options() });
-    for sequence in 1..=60 {
+    for sequence in 1..=40 {
         let epoch = writer.begin(Sequence(sequence), Base::Newest, Urgency::Precopy).unwrap().unwrap();
         for first in (0..1_600).step_by(16) {
             let mut batch = epoch.pool().buffer().unwrap();

@@ -152,7 +152,8 @@ fn a_call_that_fails_while_a_change_is_recorded_costs_no_record() {
     println!("seed {first}");
     for seed in first..first + rounds(1, 3) {
         let mut sum = 0;
-        for failing in &CALLS {
+        // A normal run tries every other call.
+        for failing in CALLS.iter().skip(seed as usize % rounds(2, 1)).step_by(rounds(2, 1)) {
             for errno in &failing.errnos[..rounds(1, failing.errnos.len())] {
                 let count = changes_go_back(seed, failing, errno);
                 println!("seed {seed}, {} {errno}: {count} calls failed", failing.calls);

@@ -96,5 +96,5 @@ fn servers_that_are_killed_lose_no_acknowledged_request() {
 
 #[test]
 fn clients_of_systems_that_are_operated_meet_only_announced_errors() {
-    short_form("operated.py", &["--seconds", testkit::rounds("5", "200")], &["mkfs.ext4"]);
+    short_form("operated.py", &["--seconds", testkit::rounds("4", "200")], &["mkfs.ext4"]);
 }
