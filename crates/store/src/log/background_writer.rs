@@ -146,6 +146,7 @@ impl BackgroundWriter {
     /// Sets the length of the segments that are not yet requested. Returns the number of the first of them.
     pub(super) fn set_length(&mut self, length: ByteCount) -> LogSegment {
         let from = LogSegment(self.asked.max(self.next));
+        self.lengths.forget_before(LogSegment(self.next));
         self.lengths.set_from(from, length);
         from
     }

@@ -139,8 +139,14 @@ impl WriterThread {
         while 2 * length.get() <= most {
             length += length;
         }
+        let segments = &mut self.state.segments;
+        // A size of the program between two lengths does not change the length again and again.
+        let newest = segments.lengths.newest();
+        let length = if length < newest && 2 * length.get() >= newest.get() { newest } else { length };
         let from = self.active_segment.background_writer.set_length(length);
-        self.state.segments.lengths.set_from(from, length);
+        segments.lengths.set_from(from, length);
+        let oldest = segments.numbers.keys().next().copied();
+        oldest.into_iter().for_each(|oldest| segments.lengths.forget_before(oldest));
     }
 
     /// Sets how many segments are created in advance.

@@ -71,11 +71,21 @@ impl SegmentLengths {
         Self { from: vec![(LogSegment(0), length)] }
     }
 
-    /// Sets the length of all segments from a number on. The number is above the numbers of all earlier calls.
+    /// Sets the length of all segments from a number on. The number is not below the numbers of all earlier calls.
     pub(super) fn set_from(&mut self, number: LogSegment, length: ByteCount) {
+        while self.from.len() > 1 && self.from.last().is_some_and(|(from, _)| *from >= number) {
+            self.from.pop();
+        }
         if self.newest() != length {
             self.from.push((number, length));
         }
+    }
+
+    /// Forgets the lengths of segments before this one.
+    pub(super) fn forget_before(&mut self, number: LogSegment) {
+        let kept = self.from.partition_point(|(from, _)| *from <= number).saturating_sub(1);
+        self.from.drain(..kept);
+        self.from.iter_mut().take(1).for_each(|(from, _)| *from = LogSegment(0));
     }
 
     /// Returns the length of new segments.
@@ -270,6 +280,14 @@ mod tests {
         let found = [0, 6, 7, 8, 9, 100].map(|number| lengths.of(LogSegment(number)).get());
         assert_eq!(found, [8, 8, 16, 16, 8, 8]);
         assert_eq!((lengths.newest(), lengths.greatest()), (ByteCount(8), ByteCount(16)));
+        lengths.forget_before(LogSegment(8));
+        let found = [8, 9].map(|number| lengths.of(LogSegment(number)).get());
+        assert_eq!((found, lengths.from.len()), ([16, 8], 2));
+        lengths.set_from(LogSegment(9), ByteCount(16));
+        assert!(lengths.are_equal());
+        lengths.set_from(LogSegment(9), ByteCount(32));
+        lengths.set_from(LogSegment(9), ByteCount(64));
+        assert_eq!((lengths.of(LogSegment(8)), lengths.of(LogSegment(9))), (ByteCount(16), ByteCount(64)));
     }
 
     #[test]

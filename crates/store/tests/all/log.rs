@@ -234,20 +234,20 @@ fn the_segments_of_a_large_log_are_large_and_those_of_a_small_one_small() {
     };
     write(&writer, 2, (64, 64));
     assert_eq!((lengths(), scratch.newest_root_version()), (BTreeSet::from([SMALL]), 1));
-    // 8 MiB: one of 64 parts of the four times as large maximum is 512 KiB.
-    write(&writer, 20, (1024, 2048));
-    assert_eq!(lengths().last(), Some(&(2 * SMALL)));
+    // 17.5 MiB: one of 64 parts of the four times as large maximum is more than 1 MiB.
+    write(&writer, 24, (1024, 4480));
+    assert_eq!(lengths().last(), Some(&(4 * SMALL)));
     verify();
     writer.close().unwrap();
     assert_eq!(scratch.newest_root_version(), 3, "earlier releases say that they do not know it");
     // The next writer finds segments of several lengths, and moves their pages.
     writer = scratch.open(options());
-    write(&writer, 20, (512, 2048));
-    assert_eq!(lengths().last(), Some(&(2 * SMALL)));
+    write(&writer, 20, (512, 4480));
+    assert_eq!(lengths().last(), Some(&(4 * SMALL)));
     verify();
     let shrunk = Sequence(next());
     let epoch = writer.begin(shrunk, Base::Newest, Urgency::Precopy).unwrap().unwrap();
-    epoch.discard(SpaceId(0), AddressRange::new(address(64), address(2048))).unwrap();
+    epoch.discard(SpaceId(0), AddressRange::new(address(64), address(4480))).unwrap();
     epoch.commit(RecordSet::new(), meta(shrunk)).unwrap().wait().unwrap();
     write(&writer, 40, (64, 64));
     assert_eq!(sequence.get(), scratch.listed().last().copied().unwrap());
