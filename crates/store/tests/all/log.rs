@@ -234,6 +234,8 @@ fn the_segments_of_a_large_log_are_large_and_those_of_a_small_one_small() {
     };
     write(&writer, 2, (64, 64));
     assert_eq!((lengths(), scratch.newest_root_version()), (BTreeSet::from([SMALL]), 1));
+    // A held checkpoint keeps small segments.
+    writer.hold(&[Sequence(2)]);
     // 17.5 MiB: one of 64 parts of the four times as large maximum is more than 1 MiB.
     write(&writer, 24, (1024, 4480));
     assert_eq!(lengths().last(), Some(&(4 * SMALL)));
