@@ -117,7 +117,7 @@ impl<'a> LogFiles<'a> {
         self.load_with(root, SegmentLengths::all(length))
     }
 
-    /// Returns the pages and records that the parts of a root describe. The segments of the log have these lengths.
+    /// Returns the same as `load`. The segments of the log have these lengths.
     pub(super) fn load_with(&mut self, root: &LogRoot, lengths: SegmentLengths) -> Result<Loaded> {
         let mut segments = Segments::new(lengths);
         for number in &root.segments {
@@ -154,27 +154,28 @@ impl<'a> LogFiles<'a> {
         }
     }
 
-    /// Returns the lengths of these segments, which are in rising order, and of new segments. A segment that cannot be opened
+    /// Returns the lengths of these segments, which are in rising order, and of new segments. A damaged or missing segment
     /// counts as long as the one before it.
     pub(super) fn lengths(
         &mut self,
         segments: &BTreeSet<LogSegment>,
         (new, length): (LogSegment, ByteCount),
-    ) -> SegmentLengths {
+    ) -> Result<SegmentLengths> {
         let mut lengths: Option<SegmentLengths> = None;
         for number in segments {
             let length = match self.open.get(number) {
                 Some(segment) => segment.length,
                 None => match layout::open_segment(self.medium, &self.directory, *number) {
                     Ok(segment) => segment.length,
-                    Err(_) => continue,
+                    Err(error) if is_absence(&error) => continue,
+                    Err(error) => return Err(error),
                 },
             };
             lengths.get_or_insert_with(|| SegmentLengths::all(length)).set_from(*number, length);
         }
         let mut lengths = lengths.unwrap_or_else(|| SegmentLengths::all(length));
         lengths.set_from(new, length);
-        lengths
+        Ok(lengths)
     }
 
     /// Reports whether all segments that a root names are in the sorted list `there`.

@@ -72,7 +72,7 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
     let (writers, compressors) = (service.map(|all| &all.writers), service.map(|all| &all.compressors));
     let background_writer =
         BackgroundWriter::start(Arc::clone(medium), directory, layout, (first, segment), (&io, writers));
-    let lengths = files.lengths(&live, (first, segment));
+    let lengths = files.lengths(&live, (first, segment))?;
     let mut state = match &newest {
         Some(newest) => State::of(files.load_with(&newest.root, lengths)?),
         None => State::empty(Segments::new(lengths)),

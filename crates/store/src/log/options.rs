@@ -151,8 +151,8 @@ pub struct LogOptions {
     pub buffers: NonZeroUsize,
     /// The page buffers, the threads and the order of the I/O. Logs of one process should share a service.
     pub service: StorageService,
-    /// The size of the segments of a small log. The segments of a larger log are larger, up to 64 MiB. Segments of an
-    /// existing log that are smaller stay small.
+    /// The size of the segments of a small log. If the newest segment of an existing log is smaller, its size is used. The
+    /// segments of a larger log are larger, up to 64 MiB.
     pub segment: ByteCount,
     /// The retention policy.
     pub keep: RetentionPolicy,

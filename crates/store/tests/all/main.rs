@@ -8,6 +8,7 @@ mod log;
 mod log_compression;
 mod log_damage;
 mod log_power_cut;
+mod log_segments;
 mod log_size;
 mod power_cut;
 mod remote;
