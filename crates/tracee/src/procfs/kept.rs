@@ -318,8 +318,12 @@ mod tests {
 
     use super::*;
 
+    /// Held by tests that take all permits of this process, and by tests that need one.
+    static PERMITS: Mutex<()> = Mutex::new(());
+
     #[test]
     fn a_refused_permit_lets_no_other_one_in() {
+        let _all = PERMITS.lock();
         let all: Vec<Permit> = std::iter::from_fn(Permit::new).collect();
         assert!(!all.is_empty());
         // Another test may return some permits meanwhile.
@@ -329,6 +333,7 @@ mod tests {
 
     #[test]
     fn an_open_file_tells_what_is_so_now_and_an_ended_thread_is_an_error() {
+        let _some = PERMITS.lock();
         let mut files = KeptFiles::default();
         let pid = Pid(std::process::id() as i32);
         let (say, hear) = std::sync::mpsc::channel::<()>();
