@@ -289,7 +289,12 @@ impl PagePool {
         if batch.is_foreign() {
             self.used.fetch_add(1, Ordering::Relaxed);
         }
-        batch.into_parts()
+        let is_used = !batch.is_empty();
+        let (mut buffer, pieces) = batch.into_parts();
+        if is_used {
+            buffer.count_use();
+        }
+        (buffer, pieces)
     }
 
     /// Takes back the buffer of a batch. The pages in the buffer are discarded.

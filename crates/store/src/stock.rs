@@ -147,11 +147,10 @@ impl BufferStock {
 
     /// Keeps a buffer, or frees it if too many buffers are kept. The content of a kept buffer may be lost. A buffer of
     /// another size is freed.
-    pub(crate) fn keep(&self, mut buffer: PageBuffer) {
+    pub(crate) fn keep(&self, buffer: PageBuffer) {
         if buffer.size() != self.size {
             return;
         }
-        buffer.count_use();
         let mut state = locked(&self.state);
         if (state.free.len() as u64 + 1) * self.size.get() > held_memory_max().get() {
             drop(state);
@@ -294,7 +293,8 @@ mod tests {
             || locked(&stock.state).free.iter().filter(|free| free.buffer.deserves_huge_pages()).count();
         stock.prepare(2).unwrap();
         for _ in 0..40 {
-            let buffers: Vec<_> = (0..2).map(|_| stock.take().unwrap()).collect();
+            let mut buffers: Vec<_> = (0..2).map(|_| stock.take().unwrap()).collect();
+            buffers.iter_mut().for_each(PageBuffer::count_use);
             buffers.into_iter().for_each(|buffer| stock.keep(buffer));
         }
         let left: Vec<usize> = (0..3).map(|_| (deserving(), stock.prepare(2).unwrap()).0).collect();

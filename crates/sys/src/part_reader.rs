@@ -108,14 +108,17 @@ impl PartReader {
     /// Returns the buffer, which has at least the given size. The old content of the buffer may be lost.
     pub fn buffer(&mut self, size: ByteCount) -> Result<&mut [u8]> {
         self.uses = self.uses.saturating_add(1);
+        // A buffer that is used often is at least as large as a huge page.
         let wanted = if self.uses < USES_FOR_HUGE { size } else { size.max(ByteCount(HUGE_PAGE_BYTES)) };
         if self.buffer.as_ref().is_none_or(|buffer| buffer.size() < wanted) {
             self.buffer = None;
-            let mut buffer = PageBuffer::new(wanted)?;
-            if self.uses >= USES_FOR_HUGE {
+            self.buffer = Some(PageBuffer::new(wanted)?);
+        }
+        if let Some(buffer) = &mut self.buffer {
+            buffer.count_use();
+            if buffer.deserves_huge_pages() {
                 buffer.take_huge_pages();
             }
-            self.buffer = Some(buffer);
         }
         self.buffer.as_deref_mut().ok_or_else(|| Error::new("map a page buffer", Errno::EINVAL))
     }
@@ -306,6 +309,23 @@ mod tests {
             assert_eq!(cached_pages(&file, ByteCount(0), all).unwrap(), 0);
         } else {
             println!("unsupported: cachestat or O_DIRECT here");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_buffer_that_is_used_often_gets_huge_pages_whatever_its_size() {
+        let (path, _) = scratch("huge", 600);
+        let file = File::open(&path).unwrap();
+        for largest in [8, 512] {
+            let mut reader = PartReader::default();
+            reader.read(&file, &[pages(0..largest)]).unwrap();
+            let reads = (0..3 * USES_FOR_HUGE).map(|_| {
+                reader.read(&file, &[pages(1..3)]).unwrap();
+                reader.buffer.as_ref().unwrap().has_huge_pages()
+            });
+            let reads: Vec<bool> = reads.collect();
+            assert!(!reads[0] && reads[reads.len() - 1], "{largest} pages: {reads:?}");
         }
         std::fs::remove_file(&path).unwrap();
     }

@@ -296,12 +296,13 @@ impl ActiveSegment {
         }
     }
 
-    fn give_back(&mut self, buffer: PageBuffer) {
+    fn give_back(&mut self, mut buffer: PageBuffer) {
         let address = buffer.as_ptr().addr();
         let Some(place) = self.owners.iter().position(|(of, _)| *of == address) else { return };
         match self.owners.remove(place).1 {
             Owner::Stream => {
                 self.streams.used -= 1;
+                buffer.count_use();
                 self.streams.stock.keep(buffer);
             }
             Owner::Slot => self.slots.push(buffer),
