@@ -5,12 +5,12 @@
 //! Does not: imitate a disk; `store` has one in its tests that does.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use image::{Checksum, Commit, SealedFile};
 use model::ByteCount;
 use store::{Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
+use sys::direct_io::Rings;
 use sys::{Errno, Error, Result};
 
 use crate::repair::{repair, repair_records};
@@ -145,7 +145,7 @@ impl Medium for Memory {
         Err(read_only(path))
     }
 
-    fn create_log(&self, path: &Path, _: ByteCount, _: NonZeroUsize) -> Result<Box<dyn PageFile>> {
+    fn create_log(&self, path: &Path, _: ByteCount, _: &Rings) -> Result<Box<dyn PageFile>> {
         Err(read_only(path))
     }
 

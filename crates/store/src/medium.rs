@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use model::ByteCount;
 use sys::Result;
+use sys::direct_io::Rings;
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
 
@@ -57,13 +58,8 @@ pub trait Medium: Send + Sync + Debug {
     fn create_pages(&self, path: &Path, writes: Writes) -> Result<Box<dyn PageFile>>;
 
     /// Creates a preallocated file of this length for writes in place, with permissions for its owner only. The path
-    /// must not exist. At most `in_flight` writes are in flight at the same time.
-    fn create_log(
-        &self,
-        path: &Path,
-        length: ByteCount,
-        in_flight: NonZeroUsize,
-    ) -> Result<Box<dyn PageFile>>;
+    /// must not exist. `rings` are those of all files of the log.
+    fn create_log(&self, path: &Path, length: ByteCount, rings: &Rings) -> Result<Box<dyn PageFile>>;
 
     /// Opens a file of pages. Fails if another user can have written to the file. The open file stays readable when
     /// its name is removed.

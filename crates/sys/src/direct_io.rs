@@ -1,6 +1,6 @@
 //! Writes large files with O_DIRECT, past the page cache. Several writes can be *in flight* (not yet complete).
 //!
-//! Owns: the io_uring of one file, the buffers of writes in flight, O_DIRECT and preallocation.
+//! Owns: the io_uring of one file, which a later file can get, the buffers of writes in flight, O_DIRECT and preallocation.
 //! Invariants: a buffer that was passed to `submit` is neither changed nor unmapped until its write is complete. A
 //! short write is continued. After `finish`, every byte is on the device.
 //! Does not: decide the number of buffers, or make the directory entry of the file durable.
@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io_uring::{IoUring, opcode, types};
 use model::{ByteCount, PAGE_BYTES};
@@ -34,6 +35,9 @@ const ALLOCATE_BYTES_MAX: u64 = 256 << 20;
 
 /// Maximum number of writes in flight. A ring with 64 entries takes two pages.
 const IN_FLIGHT_MAX: usize = 64;
+
+/// Maximum number of rings that wait for a file. One file is closed about when another is created.
+const UNUSED_MAX: usize = 2;
 
 /// Maximum number of retries of one write after interruptions. Signals cause far fewer interruptions.
 const RETRIES_MAX: u32 = 1000;
@@ -60,6 +64,40 @@ pub struct DirectWriter {
     method: Method,
     done: Vec<PageBuffer>,
     allocated: Option<u64>,
+    rings: Rings,
+}
+
+/// The io_urings of files that are written one after the other. A file that is closed leaves its ring to a later file: a
+/// ring costs as much as ten writes. Clones share the rings.
+#[derive(Clone, Debug)]
+pub struct Rings {
+    in_flight: NonZeroUsize,
+    unused: Arc<Mutex<Vec<Ring>>>,
+}
+
+impl Rings {
+    /// Returns rings for at most `in_flight` writes in flight each.
+    #[must_use]
+    pub fn new(in_flight: NonZeroUsize) -> Self {
+        Self { in_flight, unused: Arc::default() }
+    }
+
+    fn take_or_make(&self) -> std::io::Result<Ring> {
+        let unused = self.unused().pop();
+        unused.map_or_else(|| Ring::new(self.in_flight.get().min(IN_FLIGHT_MAX)), Ok)
+    }
+
+    /// Keeps a ring without writes in flight.
+    fn keep(&self, ring: Ring) {
+        let mut unused = self.unused();
+        if unused.len() < UNUSED_MAX {
+            unused.push(ring);
+        }
+    }
+
+    fn unused(&self) -> MutexGuard<'_, Vec<Ring>> {
+        self.unused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Method {
@@ -94,20 +132,20 @@ impl DirectWriter {
     pub fn create(path: &Path, method: Method, in_flight: NonZeroUsize) -> Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|error| Error::path("create", path, error))?;
-        Ok(Self::of(file, path, method, in_flight))
+        Ok(Self::of(file, path, method, &Rings::new(in_flight)))
     }
 
-    /// Creates a writer for a new, empty file. `method` and `in_flight` are used as in [`Self::create`]. `path` is
-    /// used only in error messages.
+    /// Creates a writer for a new, empty file. `method` is used as in [`Self::create`]. `path` is used only in error
+    /// messages.
     #[must_use]
-    pub fn of(file: File, path: &Path, method: Method, in_flight: NonZeroUsize) -> Self {
-        let mut writer =
-            Self { file, path: path.to_path_buf(), method, ring: None, done: Vec::new(), allocated: Some(0) };
+    pub fn of(file: File, path: &Path, method: Method, rings: &Rings) -> Self {
+        let (path, rings) = (path.to_path_buf(), rings.clone());
+        let mut writer = Self { file, path, method, ring: None, done: Vec::new(), allocated: Some(0), rings };
         if method >= Method::Direct && writer.set_direct(true).is_err() {
             writer.method = Method::Buffered;
         }
         if writer.method == Method::Ring {
-            match Ring::new(in_flight.get().min(IN_FLIGHT_MAX)) {
+            match writer.rings.take_or_make() {
                 Ok(ring) => writer.ring = Some(ring),
                 Err(_) => writer.method = Method::Direct,
             }
@@ -309,6 +347,14 @@ impl DirectWriter {
 
     fn failed(&self, operation: &'static str, errno: impl Into<Errno>) -> Error {
         Error::path(operation, &self.path, errno)
+    }
+}
+
+impl Drop for DirectWriter {
+    fn drop(&mut self) {
+        if let Some(ring) = self.ring.take_if(|ring| ring.in_flight == 0) {
+            self.rings.keep(ring);
+        }
     }
 }
 
@@ -539,5 +585,37 @@ mod tests {
             "an existing file is never overwritten"
         );
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_closed_file_leaves_its_ring_to_the_next_one() {
+        let rings = Rings::new(IN_FLIGHT);
+        let open = |name: &str| {
+            let path = scratch(".", name);
+            let file = OpenOptions::new().write(true).create_new(true).open(&path).unwrap();
+            (DirectWriter::of(file, &path, Method::Ring, &rings), path)
+        };
+        let unused = || rings.unused().len();
+        let (mut files, paths): (Vec<_>, Vec<_>) = ["first", "second", "third"].map(open).into_iter().unzip();
+        if files[0].method() != Method::Ring {
+            println!("unsupported: io_uring");
+            return;
+        }
+        for (number, file) in files.iter_mut().enumerate() {
+            let offset = ByteCount(number as u64 * PAGE_BYTES);
+            file.submit(filled(7, 1), ByteCount(PAGE_BYTES), offset).unwrap();
+        }
+        assert_eq!(unused(), 0);
+        files.drain(1..).for_each(|mut file| file.sync().unwrap());
+        assert_eq!(unused(), 2);
+        let first = files.pop().unwrap();
+        first.finish(ByteCount(PAGE_BYTES)).unwrap();
+        assert_eq!(unused(), 2, "few rings are kept");
+        let (mut next, path) = open("next");
+        assert_eq!(unused(), 1);
+        next.submit(filled(9, 1), ByteCount(PAGE_BYTES), ByteCount(0)).unwrap();
+        next.finish(ByteCount(PAGE_BYTES)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), vec![9; PAGE_BYTES as usize]);
+        paths.iter().chain([&path]).for_each(|path| std::fs::remove_file(path).unwrap());
     }
 }

@@ -5,7 +5,6 @@
 //! Owns: the gate before each write and after each sync of the log.
 //! Does not: delay any other operation.
 
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -14,6 +13,7 @@ use std::time::Duration;
 use model::ByteCount;
 use store::{Directory, Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
 use sys::Result;
+use sys::direct_io::Rings;
 use sys::page_buffer::PageBuffer;
 
 /// Time limit of a wait at the gate, even on a loaded machine.
@@ -90,13 +90,8 @@ impl Medium for GatedMedium {
         self.inner.create_pages(path, writes)
     }
 
-    fn create_log(
-        &self,
-        path: &Path,
-        length: ByteCount,
-        in_flight: NonZeroUsize,
-    ) -> Result<Box<dyn PageFile>> {
-        let file = self.inner.create_log(path, length, in_flight)?;
+    fn create_log(&self, path: &Path, length: ByteCount, rings: &Rings) -> Result<Box<dyn PageFile>> {
+        let file = self.inner.create_log(path, length, rings)?;
         Ok(Box::new(GatedLog { file, gate: Arc::clone(&self.gate) }))
     }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use model::ByteCount;
 use rustix::fs::{AtFlags, Mode, OFlags};
-use sys::direct_io::{self, DirectWriter, Method};
+use sys::direct_io::{self, DirectWriter, Method, Rings};
 use sys::file_lock::ExclusiveLock;
 use sys::page_buffer::PageBuffer;
 use sys::part_reader::PartReader;
@@ -61,16 +61,11 @@ impl Medium for Directory {
             Writes::One => (Method::Buffered, NonZeroUsize::MIN),
             Writes::Many(in_flight) => (self.method, in_flight),
         };
-        Ok(Box::new(DirectWriter::of(create_in_own(path)?, path, method, in_flight)))
+        Ok(Box::new(DirectWriter::of(create_in_own(path)?, path, method, &Rings::new(in_flight))))
     }
 
-    fn create_log(
-        &self,
-        path: &Path,
-        length: ByteCount,
-        in_flight: NonZeroUsize,
-    ) -> Result<Box<dyn PageFile>> {
-        let mut file = DirectWriter::of(create_in_own(path)?, path, self.method, in_flight);
+    fn create_log(&self, path: &Path, length: ByteCount, rings: &Rings) -> Result<Box<dyn PageFile>> {
+        let mut file = DirectWriter::of(create_in_own(path)?, path, self.method, rings);
         file.reserve(length)?;
         Ok(Box::new(file))
     }

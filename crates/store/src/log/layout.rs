@@ -8,7 +8,6 @@
 //! Does not: decide when a segment is needed, or compress segments; the module `compression` does.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use image::{
@@ -16,6 +15,7 @@ use image::{
     SealedFile, SegmentId, Source, SpaceId,
 };
 use model::{Address, ByteCount, PAGE_BYTES, PageCount};
+use sys::direct_io::Rings;
 use sys::page_buffer::PageBuffer;
 
 use crate::codec::{self, CODECS};
@@ -55,10 +55,10 @@ const CHUNKS_SUFFIX: &str = "chunks";
 const NEW: &str = "new";
 
 /// The common properties of all segments of a log.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SegmentLayout {
     pub(super) log: LogId,
-    pub(super) in_flight: NonZeroUsize,
+    pub(super) rings: Rings,
 }
 
 /// Returns the path of an uncompressed segment.
@@ -167,13 +167,13 @@ pub(super) fn segments(medium: &dyn Medium, directory: &Path) -> Result<Vec<LogS
 pub(super) fn create_segment(
     medium: &dyn Medium,
     directory: &Path,
-    layout: SegmentLayout,
+    layout: &SegmentLayout,
     (number, length): (LogSegment, ByteCount),
     buffer: &mut Option<PageBuffer>,
 ) -> Result<Box<dyn PageFile>> {
     let path = segment_path(directory, number);
     let mut fill = || {
-        let mut file = medium.create_log(&path, length, layout.in_flight)?;
+        let mut file = medium.create_log(&path, length, &layout.rings)?;
         let header = LogHeader { log: layout.log, segment: number, length };
         let block = ByteCount(LOG_BLOCK_BYTES);
         let mut bytes = buffer.take().map_or_else(|| PageBuffer::new(block), Ok)?;

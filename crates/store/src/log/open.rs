@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use image::{LogId, LogPlace, LogSegment};
 use model::{ByteCount, PAGE_BYTES};
+use sys::direct_io::Rings;
 
 use super::active_segment::ActiveSegment;
 use super::background_writer::BackgroundWriter;
@@ -65,7 +66,7 @@ pub(super) fn open(medium: &Arc<dyn Medium>, directory: &Path, options: &LogOpti
     let asked = ByteCount(asked.next_multiple_of(PAGE_BYTES));
     let segment = newest.as_ref().map_or(asked, |newest| newest.length.min(asked));
     let in_flight = options.buffers.saturating_add(OTHER_WRITES);
-    let layout = SegmentLayout { log, in_flight };
+    let layout = SegmentLayout { log, rings: Rings::new(in_flight) };
     let service = (options.threads == LogThreads::Own).then_some(&options.service);
     service.map_or(Ok(()), |service| service.writers.start())?;
     let io = Arc::clone(&shared.io);

@@ -7,7 +7,6 @@
 //! Does not: simulate time or the journal of a file system. A journal would only add guarantees.
 
 use std::collections::{BTreeMap, HashSet};
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use fastrand::Rng;
 use model::ByteCount;
 use store::{Entry, Kind, Lock, Medium, NewFile, PageFile, PageSource, Writes};
+use sys::direct_io::Rings;
 use sys::page_buffer::PageBuffer;
 use sys::{Errno, Error, Result};
 
@@ -298,7 +298,7 @@ impl Medium for Disk {
         Ok(Box::new(self.new_file(path)?))
     }
 
-    fn create_log(&self, path: &Path, length: ByteCount, _: NonZeroUsize) -> Result<Box<dyn PageFile>> {
+    fn create_log(&self, path: &Path, length: ByteCount, _: &Rings) -> Result<Box<dyn PageFile>> {
         let file = self.new_file(path)?;
         self.state().change(file.node, path, Change::Length(length.0 as usize))?;
         Ok(Box::new(file))
