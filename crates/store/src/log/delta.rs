@@ -38,6 +38,11 @@ impl Delta {
         self.pages.set(space, page, content);
     }
 
+    /// Sets the places of several pages.
+    pub(super) fn set_all(&mut self, pages: impl IntoIterator<Item = (SpaceId, u64, PageContent)>) {
+        self.pages.set_all(pages);
+    }
+
     /// Removes the pages of a range. Calls `gone` with the content of each page of the delta that is removed.
     pub(super) fn drop_range(&mut self, space: SpaceId, pages: Range<u64>, gone: impl FnMut(PageContent)) {
         if pages.is_empty() {

@@ -97,6 +97,22 @@ impl PageTable {
         before
     }
 
+    /// Sets the contents of several pages. Takes less time than single calls if neighbours follow each other.
+    pub(crate) fn set_all(&mut self, pages: impl IntoIterator<Item = (SpaceId, u64, PageContent)>) {
+        let mut pages = pages.into_iter().peekable();
+        while let Some(&(space, page, _)) = pages.peek() {
+            let number = split(page).0;
+            let chunk = self.chunks.entry((space, number)).or_default();
+            let is_inside = |of: &(SpaceId, u64, PageContent)| (of.0, split(of.1).0) == (space, number);
+            while let Some((_, page, content)) = pages.next_if(is_inside) {
+                let before = chunk.set(split(page).1, content);
+                self.pages += u64::from(before.is_none());
+                self.stored += u64::from(is_stored(content));
+                self.stored -= u64::from(before.is_some_and(is_stored));
+            }
+        }
+    }
+
     /// Sets the contents of all pages of `later`. Calls `set` with the previous and the new content of each page.
     pub(crate) fn merge(&mut self, later: &Self, mut set: impl FnMut(Option<PageContent>, PageContent)) {
         for (key, changes) in &later.chunks {
@@ -338,11 +354,12 @@ mod tests {
                     Step::Merge(space, page, count, block_index) => {
                         let mut later = PageTable::default();
                         let mut expected = Vec::new();
-                        for number in 0..count {
+                        later.set_all((0..count).map(|number| {
                             let content = PageContent::At(BlockIndex::new(block_index + number as u32), PageChecksum(7));
-                            later.set(SpaceId(space), page + number, content);
                             expected.push((model.insert((SpaceId(space), page + number), content), content));
-                        }
+                            (SpaceId(space), page + number, content)
+                        }));
+                        prop_assert_eq!((later.pages, later.stored), (count, count));
                         let mut set = Vec::new();
                         table.merge(&later, |before, content| set.push((before, content)));
                         prop_assert_eq!(set, expected);
