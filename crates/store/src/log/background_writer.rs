@@ -293,7 +293,7 @@ impl Work {
     }
 
     fn create(&self, segment: (LogSegment, ByteCount), buffers: &mut Buffers) -> Result<Box<dyn PageFile>> {
-        create_segment(&*self.medium, &self.directory, self.layout, segment, &mut buffers.header)
+        create_segment(&*self.medium, &self.directory, &self.layout, segment, &mut buffers.header)
     }
 
     fn remove(&self, numbers: &[LogSegment]) {
@@ -303,6 +303,9 @@ impl Work {
     /// Fills the buffer with the pages of a job, in order, and verifies their checksums.
     fn read(&self, job: &mut MoveJob, reader: &mut PartReader) -> Result<()> {
         let segment = open_segment(&*self.medium, &self.directory, job.segment)?;
+        if job.buffer.deserves_huge_pages() {
+            job.buffer.take_huge_pages();
+        }
         let mut done = 0;
         while done < job.moves.len() {
             let (parts, blocks) = stretches(&job.moves[done..]);

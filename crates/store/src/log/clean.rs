@@ -3,7 +3,7 @@
 //! Owns: the choice of segments to empty; the rate of compaction.
 //! Invariants: a commit moves at most a multiple of the bytes that the epoch itself writes. A small number of moves is
 //! always allowed. Only the newest checkpoint is considered. When an older checkpoint was the newest, its segments were
-//! at most twice as large as its content. Therefore the size of these segments remains bounded.
+//! at most two and a half times as large as its content. Therefore the size of these segments remains bounded.
 //! Does not: read or write pages. The background writer reads pages, and the writer thread writes pages.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -19,12 +19,12 @@ use super::state::State;
 use super::table::PageContent;
 use crate::error::Result;
 
-/// The number of pages in one job: 1 MiB, so that a job does not delay the creation of a segment for long.
-const JOB_PAGES: usize = 256;
+/// The number of pages in one job: one huge page, so that a job does not delay the creation of a segment for long.
+const JOB_PAGES: usize = 512;
 
 /// The maximum number of jobs that are queued, running or completed, each with its buffer. This number is sufficient
 /// for the moves of a commit with 5,000 changed pages.
-const JOBS_MAX: usize = 8;
+const JOBS_MAX: usize = 4;
 
 /// The maximum number of segments that are emptied at the same time, if compaction keeps up with the program. One scan
 /// of all pages finds the live pages of these segments.
@@ -77,27 +77,27 @@ impl Fill {
         fill
     }
 
-    /// Returns the number of blocks by which the log exceeds twice the live pages plus `SLACK_SEGMENTS`. If an epoch
+    /// Returns the number of blocks by which the log exceeds 2.5 times the live pages plus `SLACK_SEGMENTS`. If an epoch
     /// rewrites most pages, the target is lower: while a checkpoint is written, the log contains the segments of the
     /// checkpoint two before it, and the blocks of two epochs. Together, these must be less than the default maximum of
     /// four times the live pages. The old segments are then almost empty, so few pages are moved.
     pub(super) fn excess(&self) -> u64 {
         let beside_epochs = (7 * self.live / 2).saturating_sub(2 * self.written);
-        let target = beside_epochs.clamp(5 * self.live / 4, 2 * self.live);
+        let target = beside_epochs.clamp(5 * self.live / 4, 5 * self.live / 2);
         self.used.saturating_sub(target + SLACK_SEGMENTS * self.blocks)
     }
 
     /// Returns the number of pages that a commit may move if its epoch wrote `written` pages. With uniform random
-    /// writes, a log of twice the size of the live pages must move a quarter of `written`. The emptiest segments are
-    /// then a fifth full (M. Rosenblum and J. Ousterhout 1992). The rate increases with the excess.
+    /// writes, a log of 2.5 times the size of the live pages must move an eighth of `written`. The emptiest segments are
+    /// then a ninth full (M. Rosenblum and J. Ousterhout 1992). The rate increases with the excess.
     pub(super) fn quota(&self, written: u64) -> u64 {
         let excess = self.excess();
         if excess == 0 {
             return 0;
         }
         let steps = 1 + excess / (2 * self.blocks);
-        let least = if excess > self.live + self.blocks { PAGES_MIN_PRESSING } else { PAGES_MIN };
-        (written / 4 * steps).clamp(least, (2 * written).max(least))
+        let least = if excess > self.live / 2 + self.blocks { PAGES_MIN_PRESSING } else { PAGES_MIN };
+        (written / 8 * steps).clamp(least, (2 * written).max(least))
     }
 
     /// Reports whether a commit waits for the pages that compaction reads: compaction does not keep up with the program,
@@ -190,11 +190,11 @@ mod tests {
         let fill =
             |used: u64, live: u64| Fill { blocks: 4096, used: used * 4096, live: live * 4096, written: 0 };
         assert_eq!(fill(8, 4).excess(), 0);
-        assert_eq!(fill(9, 4).excess(), 0);
-        assert_eq!(fill(10, 4).excess(), 4096);
+        assert_eq!(fill(11, 4).excess(), 0);
+        assert_eq!(fill(12, 4).excess(), 4096);
         assert_eq!(fill(8, 4).quota(1000), 0);
-        assert_eq!(fill(10, 4).quota(1000), 250);
-        assert_eq!(fill(10, 4).quota(0), PAGES_MIN);
+        assert_eq!(fill(12, 4).quota(1000), 125);
+        assert_eq!(fill(12, 4).quota(0), PAGES_MIN);
         assert_eq!(fill(100, 4).quota(10_000), 20_000, "never more than twice the epoch");
         assert_eq!(fill(100, 4).quota(0), PAGES_MIN_PRESSING);
         let all_rewritten = Fill { written: 9 * 512, ..fill(9, 4) };

@@ -230,12 +230,12 @@ impl WriterThread {
         epoch.timings.write += took.lap();
         let places = places?;
         let mut number = 0;
-        for (space, page, checksum) in &packed.pages {
+        epoch.delta.set_all(packed.pages.iter().map(|(space, page, checksum)| {
             let content = checksum
                 .map_or(PageContent::Zero, |checksum| PageContent::At(places.block_index(number), checksum));
             number += u32::from(checksum.is_some());
-            epoch.delta.set(*space, *page, content);
-        }
+            (*space, *page, content)
+        }));
         self.packed = packed;
         self.epoch = Some(epoch);
         Ok(())
@@ -406,9 +406,12 @@ impl WriterThread {
         Ok(())
     }
 
-    fn give_back(&mut self, owner: Owner, buffer: PageBuffer) {
+    fn give_back(&mut self, owner: Owner, mut buffer: PageBuffer) {
         match owner {
-            Owner::Cleaner => self.cleaner.buffers.push(buffer),
+            Owner::Cleaner => {
+                buffer.count_use();
+                self.cleaner.buffers.push(buffer);
+            }
             _ => self.shared.pool.give(buffer),
         }
     }

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use model::{ByteCount, PageCount, Sequence};
+use model::{ByteCount, PAGE_BYTES, PageCount, Sequence};
 use store::{
     Base, BufferStock, CheckpointSink, Error, LogOptions, LogThreads, RetentionPolicy, SegmentCompression,
     SizeLimit, StorageService, Store, SubjectName, Urgency,
@@ -154,10 +154,11 @@ fn each_missing_or_cut(sample: &Sample) {
 fn a_log_goes_on_from_the_last_whole_checkpoint() {
     let sample = sample(5, None);
     // Damages the root of the newest checkpoint, which is the last data written. Both slots of the checkpoint remain
-    // valid.
+    // valid. A segment that was created in advance has only a header, and slots precede the data.
+    const DATA_AT: usize = 16 * PAGE_BYTES as usize;
     let damaged = sample.files.iter().rev().find_map(|path| {
         let content = std::fs::read(path).unwrap();
-        let last = content.iter().rposition(|byte| *byte != 0)?;
+        let last = content.iter().rposition(|byte| *byte != 0).filter(|last| *last >= DATA_AT)?;
         let mut changed = content;
         changed[last - 20] ^= 1;
         std::fs::write(path, changed).unwrap();
