@@ -141,7 +141,7 @@ impl Continuous {
         reserve.begin_stop(self.expected.inside.pages().max(self.spaces.due_in_last(before)))?;
         let urgent = Urgent::begin();
         for _ in 0..URGENT_ROUNDS_MAX {
-            if may_hurry && self.spaces.has_dirtied(RESIDUAL_GOAL, URGENT_ROUND_MAX) {
+            if may_hurry && self.spaces.has_dirtied(self.spaces.worth_urgency(), URGENT_ROUND_MAX) {
                 self.spaces.round(before, reserve)?;
             }
         }

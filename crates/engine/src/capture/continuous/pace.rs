@@ -44,11 +44,15 @@ impl Pace {
     /// as before. The prediction grows in proportion to the time, up to the number of pages that the subject has
     /// lately written at all. A page that is written again counts only once.
     pub(super) fn since(&self, now: Instant) -> PageCount {
-        let Some(at) = self.at else { return PageCount(0) };
-        let since = now.saturating_duration_since(at).as_nanos();
+        self.at.map_or(PageCount(0), |at| self.within(now.saturating_duration_since(at)))
+    }
+
+    /// Predicts how many pages the subject dirties in this time after a scan, as [`Self::since`] does.
+    pub(super) fn within(&self, time: Duration) -> PageCount {
+        let time = time.as_nanos();
         // After a single scan, the time in which the pages were dirtied is unknown.
-        let over = if self.over.is_zero() { since } else { self.over.as_nanos() };
-        let pages = u128::from(self.pages.get()) * since / over.max(1);
+        let over = if self.over.is_zero() { time } else { self.over.as_nanos() };
+        let pages = u128::from(self.pages.get()) * time / over.max(1);
         PageCount(u64::try_from(pages).unwrap_or(u64::MAX)).min(self.most)
     }
 
@@ -76,6 +80,7 @@ mod tests {
         pace.scanned(after(10), PageCount(1000));
         assert_eq!(pace.since(after(10)), PageCount(0));
         assert_eq!(pace.since(after(12)), PageCount(200));
+        assert_eq!(pace.within(Duration::from_millis(3)), PageCount(300));
         pace.scanned(after(12), PageCount(150));
         assert_eq!(pace.since(after(16)), PageCount(300));
         assert_eq!(pace.since(after(1000)), PageCount(1000), "the subject writes to the same pages again");

@@ -37,9 +37,12 @@ const BUFFER_POLL: Duration = Duration::from_micros(200);
 /// at least 1 ms.
 const BUFFER_POLL_LATE: Duration = Duration::from_micros(1500);
 
-/// The rounds end when a round has found at most this number of pages, or the subject has probably written at most this
-/// number since. The copying of these pages takes about 30 µs.
+/// The rounds end when a round has found at most this number of pages. An urgent round follows only if the subject has
+/// probably written more since. The copying of these pages takes about 30 µs.
 pub(super) const RESIDUAL_GOAL: PageCount = PageCount(32);
+/// The rounds also end when the subject has probably written at most this number of pages since. The urgent rounds copy
+/// these pages in about 0.5 ms, and a round before them would scan the whole memory once more.
+const URGENT_GOAL: PageCount = PageCount(512);
 /// Maximum predicted number of pages for the round after the inspection of the descriptors. The copying of
 /// 4096 pages takes about 5 ms.
 pub(super) const LAST_ROUND_MAX: PageCount = PageCount(4096);
@@ -100,12 +103,8 @@ impl Spaces {
         let mut last = PageCount(u64::MAX);
         while self.counts.rounds < rounds_max {
             let Round { pages: round, is_copied } = self.round(before, sink)?;
-            if self.counts.rounds == 2 {
-                let rewritten = self.rewritten(before).unwrap_or_else(|| round.min(last));
-                self.habits.precopies.note(last, rewritten);
-            }
             // A further scan would only make the subject pay for further page faults.
-            let is_enough = round <= RESIDUAL_GOAL || !self.has_dirtied(RESIDUAL_GOAL, PageCount(u64::MAX));
+            let is_enough = round <= RESIDUAL_GOAL || !self.has_dirtied(URGENT_GOAL, PageCount(u64::MAX));
             if !is_copied || is_enough || !is_worth_another(round, last) {
                 break;
             }
@@ -119,6 +118,15 @@ impl Spaces {
     pub(super) fn round(&mut self, before: &Before, sink: &Reserve<'_>) -> Result<Round> {
         let pages = self.scan_running(before, sink)?;
         self.counts.rounds += 1;
+        match self.counts.rounds {
+            1 => self.counts.found_first = pages,
+            2 => {
+                let first = self.counts.found_first;
+                let rewritten = self.rewritten(before).unwrap_or_else(|| pages.min(first));
+                self.habits.precopies.note(first, rewritten);
+            }
+            _ => {}
+        }
         let is_copied =
             self.counts.copies().allow(self.deferred(before)) && self.copy_running(before, sink, pages)?;
         Ok(Round { pages, is_copied })
@@ -223,7 +231,14 @@ impl Spaces {
         }
         self.is_orderly = true;
         self.note_scan(begun, pages);
+        self.counts.scan = self.clock.now().saturating_duration_since(begun);
         Ok(pages)
+    }
+
+    /// Returns the number of pages for which an urgent round is worth its cost. While the round scans, the subject dirties
+    /// pages. A round must find at least twice as many.
+    pub(super) fn worth_urgency(&self) -> PageCount {
+        RESIDUAL_GOAL.max(self.habits.pace.within(2 * self.counts.scan))
     }
 
     /// Copies all deferred pages while the subject runs. `found` is the number of pages that the last scan has found. Ends

@@ -101,6 +101,10 @@ pub(super) struct Counts {
     pub(super) residual: PageCount,
     /// Whether the subject was scanned while it ran.
     pub(super) has_scanned: bool,
+    /// The duration of the last scan while the subject ran.
+    pub(super) scan: Duration,
+    /// The number of dirty pages that the first round has found.
+    pub(super) found_first: PageCount,
     /// The largest number of dirty pages that one scan has found.
     pub(super) found_most: PageCount,
     pub(super) slices: Slices,
