@@ -106,7 +106,7 @@ pub(crate) fn of_tree(processes: &[(Pid, &[Mapping])], pids: &[Pid]) -> Vec<Obst
     }
     let stats: Vec<_> = pids.iter().filter_map(|pid| procfs::stat(*pid).ok()).collect();
     let births = births_of(&stats);
-    found.extend(sharing::obstacles(processes, &births));
+    found.extend(sharing::obstacles(processes, &stats, &births));
     found.extend(of_relations(pids, &stats, &births));
     found
 }

@@ -60,10 +60,14 @@ pub(crate) fn with_parent(pid: Pid, parent: Pid) -> u64 {
 /// Returns the obstacles of processes that share the address space of their parent, of processes whose parent cannot
 /// create them with a shared table, and of threads that left a table of their process. `births` says which process
 /// creates each process.
-pub(crate) fn obstacles(processes: &[(Pid, &[Mapping])], births: &Births) -> Vec<Obstacle> {
+pub(crate) fn obstacles(
+    processes: &[(Pid, &[Mapping])],
+    stats: &[procfs::Stat],
+    births: &Births,
+) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for (pid, _) in processes {
-        let Ok(stat) = procfs::stat(*pid) else { continue };
+        let Some(stat) = stats.iter().find(|stat| stat.pid == *pid) else { continue };
         if processes.iter().any(|(other, _)| *other == stat.ppid) {
             let is_created_by_parent = matches!(births.birth(*pid), Birth::EarlyChild | Birth::Child);
             for (kind, what) in OF_THREADS {

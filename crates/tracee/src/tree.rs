@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use model::Pid;
+use model::{Pid, Tid};
 use sys::{Errno, Result};
 
 use crate::procfs;
@@ -68,12 +68,24 @@ impl From<&Roots> for Roots {
 
 /// Returns the roots and all their descendants, including zombies, with parents before their children.
 pub fn descendants(roots: impl Into<Roots>) -> Result<Vec<Pid>> {
+    Ok(with_threads(roots)?.into_iter().map(|(pid, _)| pid).collect())
+}
+
+/// Returns the processes of [`descendants`], each with its threads, leader first. A process that has ended meanwhile has
+/// no threads.
+pub fn with_threads(roots: impl Into<Roots>) -> Result<Vec<(Pid, Vec<Tid>)>> {
     let roots = roots.into();
-    let mut found: Vec<Pid> = roots.iter().collect();
+    let mut found: Vec<(Pid, Vec<Tid>)> = roots.iter().map(|root| (root, Vec::new())).collect();
     let mut next = 0;
     while next < found.len() && found.len() < PROCESSES_MAX {
-        match procfs::children(found[next]) {
-            Ok(children) => found.extend(children),
+        let pid = found[next].0;
+        let listed = procfs::threads(pid)
+            .and_then(|threads| Ok((procfs::children_of_threads(pid, &threads)?, threads)));
+        match listed {
+            Ok((children, threads)) => {
+                found[next].1 = threads;
+                found.extend(children.into_iter().map(|child| (child, Vec::new())));
+            }
             // A descendant that has ended meanwhile has no children.
             Err(error)
                 if next >= roots.count() && (error.errno == Errno::ENOENT || error.errno == Errno::ESRCH) => {

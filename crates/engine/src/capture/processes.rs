@@ -166,7 +166,7 @@ impl Processes {
             if is_borrowed {
                 let stats: Vec<Stat> = self.living.values().map(|process| process.stat.clone()).collect();
                 let births = obstacles::births_of(&stats);
-                return Err(EngineError::Refused(sharing::obstacles(&self.view(), &births)));
+                return Err(EngineError::Refused(sharing::obstacles(&self.view(), &stats, &births)));
             }
         }
         self.refuse_mappings(pid, Moment::Stopped, objects)

@@ -37,12 +37,11 @@ pub(super) fn parts(
         // An entry that cannot be read stays zero, and its page counts as not shared.
         let _ = space.pagemap.read_entries_at(range.start, &mut entries);
     }
-    let mut lengths = lengths(&entries.iter().map(is_shared).collect::<Vec<_>>());
-    if lengths.is_empty() {
-        lengths.push((range.pages().get() as usize, false));
-    }
+    // Most ranges are not divided, and need no allocation.
+    let whole = entries.is_empty().then_some((range.pages().get() as usize, false));
+    let lengths = lengths(&entries.iter().map(is_shared).collect::<Vec<_>>());
     let mut start = range.start;
-    lengths.into_iter().map(move |(pages, is_shared)| {
+    whole.into_iter().chain(lengths).map(move |(pages, is_shared)| {
         let part = AddressRange::new(start, start + ByteCount(pages as u64 * PAGE_BYTES));
         start = part.end;
         (part, is_shared)

@@ -57,14 +57,28 @@ pub fn kind_named(name: &str) -> Option<&'static dyn MemoryKind> {
 #[must_use]
 pub fn obstacles(pid: Pid, mappings: &[Mapping]) -> Vec<Obstacle> {
     let mut found = flags::obstacles(pid, mappings);
+    // A library has about five mappings next to each other, and each inspection of its file is a system call.
+    let mut private_file: Option<&Mapping> = None;
     for mapping in mappings.iter().filter(|mapping| !mapping.is_kernel()) {
+        if private_file.is_some_and(|before| is_of_same_file(before, mapping)) {
+            continue;
+        }
         let of = MappingOf { pid, mapping };
-        match kind_of(of) {
+        let kind = kind_of(of);
+        private_file = kind.filter(|kind| kind.name() == source_file::PRIVATE_FILE.name()).map(|_| mapping);
+        match kind {
             Some(kind) => found.extend(kind.obstacles(of)),
             None => found.push(unclaimed(of)),
         }
     }
     found
+}
+
+/// Reports whether the kind of private file mappings recognizes both mappings or neither.
+fn is_of_same_file(one: &Mapping, other: &Mapping) -> bool {
+    one.backing == other.backing
+        && one.protection.shared == other.protection.shared
+        && one.flags.has("ht") == other.flags.has("ht")
 }
 
 /// The fix that is proposed for most programs with io_uring.

@@ -53,6 +53,10 @@ impl StateKind for ControlTerminal {
     }
 
     fn obstacles(&self, pid: Pid) -> Vec<Obstacle> {
+        // Most processes are not session leaders. One system call is enough to skip such a process.
+        if sys::session::of(pid).is_ok_and(|session| session != pid) {
+            return Vec::new();
+        }
         let Ok(stat) = procfs::stat(pid) else { return Vec::new() };
         let (major, minor) = decode(stat.tty_nr);
         if stat.session != pid || stat.tty_nr == 0 || major == SLAVE_MAJOR || has_open(pid, (major, minor)) {

@@ -14,13 +14,15 @@
 //! remove the privilege to install filters.
 //! Does not: restore filters with SECCOMP_RET_USER_NOTIF, or SECCOMP_FILTER_FLAG_SPEC_ALLOW.
 
+use std::sync::OnceLock;
+
 use model::{Address, Pid, Tid};
 use prost::Message;
+use rustix::thread::CapabilitySet;
 use sys::seccomp;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
 
-use super::capability;
 use super::kind::{Level, RawState, Stage, StateCapture, StateFacts, StateKind, StateRestore};
 use crate::error::{ResourceError, Result};
 use crate::obstacle::Obstacle;
@@ -175,11 +177,14 @@ impl StateKind for Seccomp {
 /// Checks that this process may read and suspend filters. If not, returns the reason and the fix.
 fn may_lift() -> std::result::Result<(), (&'static str, &'static str)> {
     const FIX: &str = "run undying as root with CAP_SYS_ADMIN, outside of any sandbox";
-    let status = procfs::read("/proc/thread-self/status").unwrap_or_default();
-    let capabilities = procfs::signal_set(&status, "CapEff");
-    if capabilities & capability::SYS_ADMIN == 0 {
+    // This program installs no filter for itself.
+    static OWN_MODE: OnceLock<u32> = OnceLock::new();
+    let own_mode =
+        || *OWN_MODE.get_or_init(|| mode_of(&procfs::read("/proc/thread-self/status").unwrap_or_default()));
+    let sets = rustix::thread::capabilities(None);
+    if !sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN)) {
         Err(("reading and suspending filters needs CAP_SYS_ADMIN", FIX))
-    } else if mode_of(&status) != 0 {
+    } else if own_mode() != 0 {
         Err(("a program that runs under seccomp itself cannot read filters", FIX))
     } else {
         Ok(())

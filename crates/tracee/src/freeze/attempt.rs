@@ -167,9 +167,10 @@ impl Attempt {
         let _ticks = Ticks::start(ATTACH_TICK)?;
         let is_gone = |root: &Pid| procfs::stat(*root).is_err();
         let ended = || FreezeError::Ended(roots.iter().find(is_gone).unwrap_or(roots.first()));
-        self.order = gone_is_none(tree::descendants(roots))?.ok_or_else(ended)?;
+        let listed = gone_is_none(tree::with_threads(roots))?.ok_or_else(ended)?;
+        self.order = listed.iter().map(|(pid, _)| *pid).collect();
         self.zombies.clear();
-        for pid in self.order.clone() {
+        for (pid, threads) in listed {
             let Some(stat) = gone_is_none(procfs::stat(pid))? else { continue };
             if stat.is_zombie() && procfs::threads(pid).is_ok_and(|threads| threads.len() <= 1) {
                 if roots.contains(pid) {
@@ -181,7 +182,7 @@ impl Attempt {
                 self.zombies.push(pid);
                 continue;
             }
-            for tid in gone_is_none(procfs::threads(pid))?.unwrap_or_default() {
+            for tid in threads {
                 self.attach(pid, tid)?;
             }
         }

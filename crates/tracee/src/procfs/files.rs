@@ -6,14 +6,19 @@
 
 use std::fs::{self, File};
 use std::io::Read as _;
+use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use model::{Pid, Tid};
+use rustix::fs::{Mode, OFlags, RawDir};
 use sys::{Errno, Error, Result};
 
 /// Bytes of a page. The kernel produces at most one page at a time, and most of these files are shorter.
 pub(super) const BUFFER_BYTES: usize = 4096;
+
+/// Bytes of a list of numbers that one system call reads: about 500 entries.
+const LIST_BYTES: usize = 4 * BUFFER_BYTES;
 
 /// Files that exist in `/proc/PID`, but not in `/proc/PID/task/TID`. `/proc/TID` exists for every thread and
 /// has these files.
@@ -87,13 +92,16 @@ pub fn link(path: impl AsRef<Path>) -> Result<PathBuf> {
 }
 
 pub(super) fn numbers(directory: &str) -> Result<Vec<i32>> {
-    let entries = fs::read_dir(directory).map_err(|error| Error::path("list", directory, error))?;
+    let failed = |errno: rustix::io::Errno| Error::path("list", directory, errno);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(directory, flags, Mode::empty()).map_err(failed)?;
+    // `fs::read_dir` allocates for each list and for each entry.
+    let mut buffer = [MaybeUninit::uninit(); LIST_BYTES];
+    let mut entries = RawDir::new(opened, &mut buffer);
     let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(|error| Error::path("list", directory, error))?;
-        if let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
-            found.push(number);
-        }
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(failed)?;
+        found.extend(entry.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok()));
     }
     Ok(found)
 }
@@ -112,8 +120,13 @@ pub fn threads(pid: Pid) -> Result<Vec<Tid>> {
 
 /// Lists the children of a process, regardless of which thread created them.
 pub fn children(pid: Pid) -> Result<Vec<Pid>> {
+    children_of_threads(pid, &threads(pid)?)
+}
+
+/// Lists the children that these threads of a process created, or got from ended threads.
+pub fn children_of_threads(pid: Pid, threads: &[Tid]) -> Result<Vec<Pid>> {
     let mut found = Vec::new();
-    for tid in threads(pid)? {
+    for tid in threads {
         let path = format!("/proc/{pid}/task/{tid}/children");
         match read_text(&path) {
             Ok(text) => found.extend(text.split_whitespace().filter_map(|word| word.parse().ok()).map(Pid)),

@@ -12,7 +12,9 @@ mod stat;
 mod status;
 
 pub use descriptors::{DescriptorInfo, closes_on_exec, descriptor_info, descriptors, open_descriptor_info};
-pub use files::{children, link, path_of_thread, processes, read, read_text, read_whole, threads};
+pub use files::{
+    children, children_of_threads, link, path_of_thread, processes, read, read_text, read_whole, threads,
+};
 pub use kept::{KeptFiles, Permit, ReadAhead, ReservedDescriptors};
 pub use mappings::{Backing, Mapping, MappingFlags, Protection, mappings, mappings_in, mappings_with_flags};
 pub use stat::{Stat, key, own_pages, stat, thread_count, thread_stat};
