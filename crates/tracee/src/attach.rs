@@ -361,14 +361,17 @@ impl Attached {
                 None => return Ok(()),
             }
         }
-        let kind = match StopKind::of(tid, stop) {
+        let hidden = StopKind::of(tid, stop).and_then(|kind| {
+            if kind.is_quiet() {
+                tracer::with_calls(|calls| calls.hide_stop(pid, tid))?;
+            }
+            Ok(kind)
+        });
+        let kind = match hidden {
             // The thread was killed in its stop. The next poll finds its end.
             Err(error) if error.errno == Errno::ESRCH => return Ok(()),
             outcome => outcome?,
         };
-        if kind.is_quiet() {
-            tracer::with_calls(|calls| calls.hide_stop(pid, tid))?;
-        }
         match kind {
             StopKind::Created(created) => self.add_created(created),
             // The thread has taken the tid of the leader. All other threads of the process have ended.
