@@ -112,10 +112,14 @@ impl Journal {
 
     fn update(&self, change: impl FnOnce(&mut State), is_urgent: bool) {
         let mut state = self.shared.state();
+        let had_work = state.has_work();
         change(&mut state);
         state.is_urgent |= is_urgent;
         drop(state);
-        self.shared.changed.notify_one();
+        // With work, the thread waits for the time of the next write, and finds the change then.
+        if is_urgent || !had_work {
+            self.shared.changed.notify_one();
+        }
     }
 }
 
@@ -127,6 +131,10 @@ impl Drop for Journal {
 }
 
 impl State {
+    fn has_work(&self) -> bool {
+        self.record.is_some() || !self.rows.is_empty()
+    }
+
     /// Adds an event. If the queue is full, drops the oldest event of a checkpoint, or else the oldest event.
     fn queue(&mut self, row: EventRow) {
         self.rows.push_back(row);
@@ -180,7 +188,7 @@ impl Shared {
     fn next(&self, due: Instant, clock: &Clock) -> Option<(Option<Box<Record>>, Vec<EventRow>)> {
         let mut state = self.state();
         loop {
-            let has_work = state.record.is_some() || !state.rows.is_empty();
+            let has_work = state.has_work();
             let left = due.saturating_duration_since(clock.now());
             if has_work && (state.is_urgent || state.is_closed || left.is_zero()) {
                 state.is_urgent = false;

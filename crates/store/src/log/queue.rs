@@ -179,8 +179,12 @@ impl Shared {
             }
             _ => {}
         }
+        // Before the first pages come, there is nothing to write.
+        let is_work = !matches!(order, Order::Begin { .. });
         state.queue.push_back(order);
-        self.wake(state);
+        if is_work {
+            self.wake(state);
+        }
         Ok(true)
     }
 
