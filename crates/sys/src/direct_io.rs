@@ -1,6 +1,6 @@
 //! Writes large files with O_DIRECT, past the page cache. Several writes can be *in flight* (not yet complete).
 //!
-//! Owns: the io_uring of one file, which a later file can get, the buffers of writes in flight, O_DIRECT and preallocation.
+//! Owns: the writes to one file, O_DIRECT and preallocation.
 //! Invariants: a buffer that was passed to `submit` is neither changed nor unmapped until its write is complete. A
 //! short write is continued. After `finish`, every byte is on the device.
 //! Does not: decide the number of buffers, or make the directory entry of the file durable.
@@ -16,9 +16,8 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use io_uring::{IoUring, opcode, types};
+use io_uring::IoUring;
 use model::{ByteCount, PAGE_BYTES};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::process::Resource;
@@ -26,21 +25,15 @@ use rustix::process::Resource;
 use crate::error::{Errno, Error, Result};
 use crate::feature::{self, Feature};
 use crate::page_buffer::PageBuffer;
+use crate::write_ring::{Job, Ring};
+
+pub use crate::write_ring::Rings;
 
 /// Minimum number of bytes that are preallocated at a time.
 const ALLOCATE_BYTES_MIN: u64 = 16 << 20;
 
 /// Maximum number of bytes that are preallocated ahead of the writes. `finish` frees the unused space.
 const ALLOCATE_BYTES_MAX: u64 = 256 << 20;
-
-/// Maximum number of writes in flight. A ring with 64 entries takes two pages.
-const IN_FLIGHT_MAX: usize = 64;
-
-/// Maximum number of rings that wait for a file. One file is closed about when another is created.
-const UNUSED_MAX: usize = 2;
-
-/// Maximum number of retries of one write after interruptions. Signals cause far fewer interruptions.
-const RETRIES_MAX: u32 = 1000;
 
 /// The method of writing a file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -65,39 +58,6 @@ pub struct DirectWriter {
     done: Vec<PageBuffer>,
     allocated: Option<u64>,
     rings: Rings,
-}
-
-/// The io_urings of files that are written one after the other. A file that is closed leaves its ring to a later file: a
-/// ring costs as much as ten writes. Clones share the rings.
-#[derive(Clone, Debug)]
-pub struct Rings {
-    in_flight: NonZeroUsize,
-    unused: Arc<Mutex<Vec<Ring>>>,
-}
-
-impl Rings {
-    /// Returns rings for at most `in_flight` writes in flight each.
-    #[must_use]
-    pub fn new(in_flight: NonZeroUsize) -> Self {
-        Self { in_flight, unused: Arc::default() }
-    }
-
-    fn take_or_make(&self) -> std::io::Result<Ring> {
-        let unused = self.unused().pop();
-        unused.map_or_else(|| Ring::new(self.in_flight.get().min(IN_FLIGHT_MAX)), Ok)
-    }
-
-    /// Keeps a ring without writes in flight.
-    fn keep(&self, ring: Ring) {
-        let mut unused = self.unused();
-        if unused.len() < UNUSED_MAX {
-            unused.push(ring);
-        }
-    }
-
-    fn unused(&self) -> MutexGuard<'_, Vec<Ring>> {
-        self.unused.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Method {
@@ -196,7 +156,7 @@ impl DirectWriter {
             return Err(self.failed("write", Errno::EINVAL));
         }
         let (begin, length) = (range.start.0 as usize, range.end.0 as usize);
-        let job = Job { buffer, begin, length, offset: offset.0, written: begin, retries: 0 };
+        let job = Job::new(buffer, begin..length, offset.0);
         self.allocate(offset.0, (length - begin) as u64);
         if self.ring.is_none() {
             return self.write_here(job);
@@ -226,7 +186,7 @@ impl DirectWriter {
     }
 
     fn wait_for_all(&mut self) -> Result<()> {
-        while self.ring.as_ref().is_some_and(|ring| ring.in_flight > 0) {
+        while self.ring.as_ref().is_some_and(|ring| !ring.is_idle()) {
             self.reap(Wait::ForOne)?;
         }
         Ok(())
@@ -242,7 +202,7 @@ impl DirectWriter {
 
     /// Waits for a buffer whose write is complete, and returns the buffer. Returns `None` if no write is in flight.
     pub fn wait_done(&mut self) -> Result<Option<PageBuffer>> {
-        while self.done.is_empty() && self.ring.as_ref().is_some_and(|ring| ring.in_flight > 0) {
+        while self.done.is_empty() && self.ring.as_ref().is_some_and(|ring| !ring.is_idle()) {
             self.reap(Wait::ForOne)?;
         }
         Ok(self.done.pop())
@@ -285,7 +245,7 @@ impl DirectWriter {
 
     fn reap(&mut self, wait: Wait) -> Result<()> {
         let Some(ring) = &mut self.ring else { return Ok(()) };
-        if ring.in_flight == 0 {
+        if ring.is_idle() {
             return Ok(());
         }
         if wait == Wait::ForOne {
@@ -352,7 +312,7 @@ impl DirectWriter {
 
 impl Drop for DirectWriter {
     fn drop(&mut self) {
-        if let Some(ring) = self.ring.take_if(|ring| ring.in_flight == 0) {
+        if let Some(ring) = self.ring.take_if(|ring| ring.is_idle()) {
             self.rings.keep(ring);
         }
     }
@@ -362,114 +322,6 @@ impl Drop for DirectWriter {
 enum Wait {
     No,
     ForOne,
-}
-
-/// A write of `buffer[begin..length]` at `offset` of the file. The bytes before the index `written` are already
-/// written.
-#[derive(Debug)]
-struct Job {
-    buffer: PageBuffer,
-    begin: usize,
-    length: usize,
-    offset: u64,
-    written: usize,
-    retries: u32,
-}
-
-impl Job {
-    /// Returns the file offset of the next byte.
-    const fn place(&self) -> u64 {
-        self.offset + (self.written - self.begin) as u64
-    }
-
-    /// Reports whether to retry after this error: the write was interrupted, and the number of retries is below the
-    /// limit. The kernel cancels a queued write (ECANCELED) when the submitting thread exits.
-    fn may_retry(&mut self, errno: Errno) -> bool {
-        self.retries += 1;
-        matches!(errno, Errno(libc::EINTR | libc::EAGAIN | libc::ECANCELED)) && self.retries <= RETRIES_MAX
-    }
-}
-
-/// The io_uring, and the jobs whose buffers the kernel may read. The user data of a completion is the slot index of
-/// its job.
-struct Ring {
-    ring: IoUring,
-    slots: Box<[Option<Job>]>,
-    in_flight: usize,
-}
-
-impl Ring {
-    fn new(slots: usize) -> std::io::Result<Self> {
-        let ring = IoUring::new(slots.next_power_of_two() as u32)?;
-        Ok(Self { ring, slots: std::iter::repeat_with(|| None).take(slots).collect(), in_flight: 0 })
-    }
-
-    const fn is_full(&self) -> bool {
-        self.in_flight == self.slots.len()
-    }
-
-    /// Submits a write of the remaining bytes of a job. The caller has checked that a slot is free.
-    fn start(&mut self, file: &File, job: Job) -> std::result::Result<(), Errno> {
-        let slot = self.slots.iter().position(Option::is_none).ok_or(Errno(libc::EBUSY))?;
-        let rest = &job.buffer[job.written..job.length];
-        let length = u32::try_from(rest.len()).map_err(|_| Errno::EINVAL)?;
-        let entry = opcode::Write::new(types::Fd(file.as_raw_fd()), rest.as_ptr(), length)
-            .offset(job.place())
-            .build()
-            .user_data(slot as u64);
-        // SAFETY: the entry points into `job.buffer`. The buffer is a separate mapping that does not move when the
-        // job moves. The job stays in its slot until its completion is received. If this ring is dropped before,
-        // `drop` waits for all completions or leaks the buffers. In `DirectWriter`, the file outlives the ring.
-        unsafe { self.ring.submission().push(&entry) }.map_err(|_| Errno(libc::EBUSY))?;
-        self.slots[slot] = Some(job);
-        self.in_flight += 1;
-        self.enter(0)
-    }
-
-    /// Waits until a completion is available.
-    fn wait(&mut self) -> std::result::Result<(), Errno> {
-        self.enter(1)
-    }
-
-    fn enter(&mut self, wanted: usize) -> std::result::Result<(), Errno> {
-        loop {
-            match self.ring.submit_and_wait(wanted) {
-                Ok(_) => return Ok(()),
-                Err(error) => match Errno::from(error) {
-                    Errno(libc::EINTR) => {}
-                    errno => return Err(errno),
-                },
-            }
-        }
-    }
-
-    /// Returns a job that the kernel has completed, with the number of written bytes or the error.
-    fn next_completion(&mut self) -> Option<(Job, std::result::Result<usize, Errno>)> {
-        let entry = self.ring.completion().next()?;
-        let job = self.slots.get_mut(entry.user_data() as usize)?.take()?;
-        self.in_flight -= 1;
-        let result = usize::try_from(entry.result()).map_err(|_| Errno(-entry.result()));
-        Some((job, result))
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        while self.in_flight > 0 {
-            if self.wait().is_err() {
-                // The kernel may still read these buffers, so the buffers are never unmapped.
-                self.slots.iter_mut().filter_map(Option::take).for_each(std::mem::forget);
-                return;
-            }
-            while self.next_completion().is_some() {}
-        }
-    }
-}
-
-impl std::fmt::Debug for Ring {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ring").field("in_flight", &self.in_flight).finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]
@@ -595,7 +447,7 @@ mod tests {
             let file = OpenOptions::new().write(true).create_new(true).open(&path).unwrap();
             (DirectWriter::of(file, &path, Method::Ring, &rings), path)
         };
-        let unused = || rings.unused().len();
+        let has_unused = || rings.unused().is_some();
         let (mut files, paths): (Vec<_>, Vec<_>) = ["first", "second", "third"].map(open).into_iter().unzip();
         if files[0].method() != Method::Ring {
             println!("unsupported: io_uring");
@@ -605,14 +457,14 @@ mod tests {
             let offset = ByteCount(number as u64 * PAGE_BYTES);
             file.submit(filled(7, 1), ByteCount(PAGE_BYTES), offset).unwrap();
         }
-        assert_eq!(unused(), 0);
+        assert!(!has_unused());
         files.drain(1..).for_each(|mut file| file.sync().unwrap());
-        assert_eq!(unused(), 2);
+        assert!(has_unused());
         let first = files.pop().unwrap();
         first.finish(ByteCount(PAGE_BYTES)).unwrap();
-        assert_eq!(unused(), 2, "few rings are kept");
+        assert!(has_unused());
         let (mut next, path) = open("next");
-        assert_eq!(unused(), 1);
+        assert!(!has_unused(), "it was taken");
         next.submit(filled(9, 1), ByteCount(PAGE_BYTES), ByteCount(0)).unwrap();
         next.finish(ByteCount(PAGE_BYTES)).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), vec![9; PAGE_BYTES as usize]);

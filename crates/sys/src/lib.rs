@@ -78,6 +78,7 @@ pub mod wait_timer;
 mod watch_filter;
 pub mod watched_start;
 pub mod working_directory;
+mod write_ring;
 pub mod writeback;
 pub mod xsave;
 

@@ -14,11 +14,9 @@
 //! remove the privilege to install filters.
 //! Does not: restore filters with SECCOMP_RET_USER_NOTIF, or SECCOMP_FILTER_FLAG_SPEC_ALLOW.
 
-use std::sync::OnceLock;
-
 use model::{Address, Pid, Tid};
 use prost::Message;
-use rustix::thread::CapabilitySet;
+use rustix::thread::{CapabilitySet, SecureComputingMode, secure_computing_mode};
 use sys::seccomp;
 use tracee::arch::numbers as nr;
 use tracee::procfs;
@@ -177,14 +175,10 @@ impl StateKind for Seccomp {
 /// Checks that this process may read and suspend filters. If not, returns the reason and the fix.
 fn may_lift() -> std::result::Result<(), (&'static str, &'static str)> {
     const FIX: &str = "run undying as root with CAP_SYS_ADMIN, outside of any sandbox";
-    // This program installs no filter for itself.
-    static OWN_MODE: OnceLock<u32> = OnceLock::new();
-    let own_mode =
-        || *OWN_MODE.get_or_init(|| mode_of(&procfs::read("/proc/thread-self/status").unwrap_or_default()));
     let sets = rustix::thread::capabilities(None);
     if !sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN)) {
         Err(("reading and suspending filters needs CAP_SYS_ADMIN", FIX))
-    } else if own_mode() != 0 {
+    } else if secure_computing_mode() != Ok(SecureComputingMode::Disabled) {
         Err(("a program that runs under seccomp itself cannot read filters", FIX))
     } else {
         Ok(())
