@@ -172,8 +172,10 @@ fn fill_and_restore(tracker: &'static dyn TrackerKind) -> u32 {
             number += 1;
             slices += taken.slices.count;
             // One stop copies as many pages as fit into the budget. The duration of a stop is not tested, because
-            // the machine may be loaded.
-            assert!(taken.residual < PageCount((MIB << 20) >> 12), "{taken:?}");
+            // the machine may be loaded. Two stops that were delayed raise the budget, perhaps by so much that all
+            // of the memory fits.
+            let is_raised = taken.max_pause > Some(MAX_PAUSE_DEFAULT);
+            assert!(is_raised || taken.residual < PageCount((MIB << 20) >> 12), "{taken:?}");
             last = Some(taken);
         }
         std::thread::sleep(EVERY);
