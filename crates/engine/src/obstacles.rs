@@ -11,8 +11,10 @@ use std::sync::OnceLock;
 use model::{Escaped, Pid};
 use resource::fd::{self, CaptureScope, Description};
 use resource::{Obstacle, memory, state};
+use sys::Errno;
 use tracee::procfs::{self, Mapping};
 
+use crate::error::{Result, permission};
 use crate::relations::{Births, Homeless, Relation};
 use crate::sharing;
 
@@ -96,11 +98,11 @@ fn without_numbers(text: &str) -> String {
 }
 
 /// Returns the obstacles of a subject, except the obstacles of its descriptors.
-pub(crate) fn of_tree(processes: &[(Pid, &[Mapping])], pids: &[Pid]) -> Vec<Obstacle> {
+pub(crate) fn of_tree(processes: &[(Pid, &[Mapping])], pids: &[Pid]) -> Result<Vec<Obstacle>> {
     let mut found = Vec::new();
-    let surroundings = Surroundings::own();
+    let surroundings = Surroundings::own()?;
     for (pid, mappings) in processes {
-        found.extend(of_process(*pid, surroundings));
+        found.extend(of_process(*pid, surroundings).map_err(|error| permission(*pid, error))?);
         found.extend(memory::obstacles(*pid, mappings));
         found.extend(state::REGISTRY.iter().flat_map(|kind| kind.obstacles(*pid)));
     }
@@ -108,7 +110,7 @@ pub(crate) fn of_tree(processes: &[(Pid, &[Mapping])], pids: &[Pid]) -> Vec<Obst
     let births = births_of(&stats);
     found.extend(sharing::obstacles(processes, &stats, &births));
     found.extend(of_relations(pids, &stats, &births));
-    found
+    Ok(found)
 }
 
 pub(crate) fn of_descriptor(description: &Description, scope: &CaptureScope<'_>) -> Vec<Obstacle> {
@@ -140,22 +142,37 @@ struct Surroundings {
 
 impl Surroundings {
     /// Returns those of this process, which never change: it calls neither setns(2) nor unshare(2) for a namespace.
-    fn own() -> &'static Self {
+    fn own() -> sys::Result<&'static Self> {
         static OWN: OnceLock<Surroundings> = OnceLock::new();
-        OWN.get_or_init(|| Self::of("self"))
+        if let Some(known) = OWN.get() {
+            return Ok(known);
+        }
+        let own = Self::of("self", true)?;
+        Ok(OWN.get_or_init(|| own))
     }
 
-    fn of(process: &str) -> Self {
-        let link = |name: &str| procfs::link(format!("/proc/{process}/ns/{name}")).ok();
-        let namespaces = sharing::NAMESPACES.iter().map(|(name, ..)| link(name)).collect();
-        Self { label: label(process), namespaces }
+    fn of(process: &str, has_label: bool) -> sys::Result<Self> {
+        let link = |name: &str| known(procfs::link(format!("/proc/{process}/ns/{name}")));
+        let namespaces =
+            sharing::NAMESPACES.iter().map(|(name, ..)| link(name)).collect::<sys::Result<_>>()?;
+        Ok(Self { label: if has_label { label(process)? } else { None }, namespaces })
     }
 }
 
-fn of_process(pid: Pid, ours: &Surroundings) -> Vec<Obstacle> {
+/// Returns `None` for a file that does not exist: the process has ended, or the kernel or a security module lacks it
+/// (EINVAL).
+fn known<T>(read: sys::Result<T>) -> sys::Result<Option<T>> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if matches!(error.errno, Errno::ENOENT | Errno::ESRCH | Errno::EINVAL) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn of_process(pid: Pid, ours: &Surroundings) -> sys::Result<Vec<Obstacle>> {
     let mut found = Vec::new();
     // A process that has ended meanwhile has no obstacles.
-    let Ok(status) = procfs::status(pid) else { return found };
+    let Some(status) = known(procfs::status(pid))? else { return Ok(found) };
     if status.tracer != Pid(0) && !is_own_thread(status.tracer) {
         found.push(of_tracer(pid, status.tracer, program(status.tracer)));
     }
@@ -168,16 +185,16 @@ fn of_process(pid: Pid, ours: &Surroundings) -> Vec<Obstacle> {
             "wait until the other threads end, or let the first one wait for them",
         ));
     }
-    let theirs = Surroundings::of(&pid.to_string());
+    let theirs = Surroundings::of(&pid.to_string(), ours.label.is_some())?;
     found.extend(of_label(pid, theirs.label.as_deref(), ours.label.as_deref()));
     let inner = status.nspid.last().copied().unwrap_or(pid.get());
     if inner == INIT {
         // The advice for a process in other namespaces would end here, too.
         found.push(of_init(pid));
-        return found;
+        return Ok(found);
     }
     found.extend(of_namespaces(pid, inner, &theirs.namespaces, &ours.namespaces));
-    found
+    Ok(found)
 }
 
 /// Returns the obstacles of a process whose namespaces are not those of this process. `inner` is the pid inside its
@@ -258,8 +275,8 @@ fn of_label(pid: Pid, theirs: Option<&[u8]>, ours: Option<&[u8]>) -> Option<Obst
 }
 
 /// Returns the label of AppArmor, SELinux or Smack; `None` if none of these modules is active.
-fn label(process: &str) -> Option<Vec<u8>> {
-    procfs::read(format!("/proc/{process}/attr/current")).ok()
+fn label(process: &str) -> sys::Result<Option<Vec<u8>>> {
+    known(procfs::read(format!("/proc/{process}/attr/current")))
 }
 
 /// Reports whether the tracer is a thread of this process. A subject that keeps changing is inspected while this

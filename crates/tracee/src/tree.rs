@@ -10,7 +10,7 @@ use std::sync::Arc;
 use model::{Pid, Tid};
 use sys::{Errno, Result};
 
-use crate::procfs;
+use crate::procfs::{self, KeptFiles};
 
 /// Maximum number of processes of one subject. It limits the memory of this program if the subject is a fork
 /// bomb.
@@ -68,20 +68,29 @@ impl From<&Roots> for Roots {
 
 /// Returns the roots and all their descendants, including zombies, with parents before their children.
 pub fn descendants(roots: impl Into<Roots>) -> Result<Vec<Pid>> {
-    Ok(with_threads(roots)?.into_iter().map(|(pid, _)| pid).collect())
+    let listed = listed(&roots.into(), |pid| Ok((procfs::children(pid)?, Vec::new())))?;
+    Ok(listed.into_iter().map(|(pid, _)| pid).collect())
 }
 
 /// Returns the processes of [`descendants`], each with its threads, leader first. A process that has ended meanwhile has
-/// no threads.
-pub fn with_threads(roots: impl Into<Roots>) -> Result<Vec<(Pid, Vec<Tid>)>> {
-    let roots = roots.into();
+/// no threads. Reads through the files that are kept open.
+pub fn with_threads(files: &mut KeptFiles, roots: &Roots) -> Result<Vec<(Pid, Vec<Tid>)>> {
+    listed(roots, |pid| {
+        let threads = procfs::threads(pid)?;
+        Ok((procfs::children_through(files, pid, &threads)?, threads))
+    })
+}
+
+/// Lists a tree. `look` returns the children and the threads of a process.
+fn listed(
+    roots: &Roots,
+    mut look: impl FnMut(Pid) -> Result<(Vec<Pid>, Vec<Tid>)>,
+) -> Result<Vec<(Pid, Vec<Tid>)>> {
     let mut found: Vec<(Pid, Vec<Tid>)> = roots.iter().map(|root| (root, Vec::new())).collect();
     let mut next = 0;
     while next < found.len() && found.len() < PROCESSES_MAX {
         let pid = found[next].0;
-        let listed = procfs::threads(pid)
-            .and_then(|threads| Ok((procfs::children_of_threads(pid, &threads)?, threads)));
-        match listed {
+        match look(pid) {
             Ok((children, threads)) => {
                 found[next].1 = threads;
                 found.extend(children.into_iter().map(|child| (child, Vec::new())));

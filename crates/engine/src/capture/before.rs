@@ -13,6 +13,7 @@ use image::{RecordSet, Timings};
 use model::Pid;
 use resource::Obstacle;
 use store::CommitMeta;
+use tracee::procfs::{self, KeptFiles};
 use tracee::{Roots, StoppedTree, tree};
 use track::Moment;
 
@@ -105,10 +106,12 @@ impl Before {
         moment: Moment,
         tracked: HashSet<Pid>,
     ) -> Result<Self> {
+        // A shortage before this inspection is of no interest.
+        let _ = procfs::shortage();
         let mut before = Self { processes: Processes::of(roots), ..Self::default() };
         before.processes.attached = tracked;
         before.descriptors.options = options.clone();
-        before.processes.survey(&mut before.objects)?;
+        before.processes.survey(&mut before.objects, &mut KeptFiles::default())?;
         before.processes.read_vdso()?;
         before.descriptors.survey(&before.processes, Duplicates::Keep)?;
         let rare = sharing::rare_obstacles(&before.processes.view());
@@ -126,6 +129,7 @@ impl Before {
     /// pause checks whether the obstacle still exists.
     pub(super) fn survey_descriptors(&mut self) -> Result<()> {
         for _ in 0..SCANS_MAX {
+            let _ = procfs::shortage();
             self.descriptors.survey(&self.processes, Duplicates::Drop)?;
             match self.accept(Moment::Running, Vec::new()) {
                 Err(error) if matches!(error, EngineError::Refused(_)) || error.says_gone() => {}
@@ -139,7 +143,7 @@ impl Before {
     /// tree, an object or a descriptor has an obstacle.
     fn accept(&mut self, moment: Moment, mut found: Vec<Obstacle>) -> Result<()> {
         found.extend(self.objects.take_obstacles(moment));
-        found.extend(obstacles::of_tree(&self.processes.view(), &self.processes.order));
+        found.extend(obstacles::of_tree(&self.processes.view(), &self.processes.order)?);
         self.recheck = if found.is_empty() { Recheck::Descriptors } else { Recheck::Everything };
         found.extend(self.descriptors.prepare(&self.processes)?);
         if moment == Moment::Running {
@@ -150,6 +154,7 @@ impl Before {
         if !found.is_empty() {
             return Err(EngineError::Refused(found));
         }
+        procfs::shortage()?;
         self.recheck = Recheck::Nothing;
         Ok(())
     }

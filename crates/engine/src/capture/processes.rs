@@ -12,7 +12,7 @@ use model::{PageCount, Pid};
 use resource::memory;
 use sys::clock;
 use sys::mapping_changes::MappingChanges;
-use tracee::procfs::{self, Mapping, Stat};
+use tracee::procfs::{self, KeptFiles, Mapping, Stat};
 use tracee::{Roots, StoppedProcess, StoppedTree, tree};
 use track::Moment;
 
@@ -56,14 +56,16 @@ impl Processes {
         known.map(|(pid, process)| (pid, process.space.mappings.as_slice())).collect()
     }
 
-    /// Scans the processes of a tree. Only new processes are inspected completely.
-    pub(super) fn survey(&mut self, objects: &mut Objects) -> Result<()> {
-        self.order = tree::descendants(&self.roots).map_err(|error| no_process(self.roots.first(), error))?;
+    /// Scans the processes of a tree, through the files that are kept open. Only new processes are inspected completely.
+    pub(super) fn survey(&mut self, objects: &mut Objects, files: &mut KeptFiles) -> Result<()> {
+        let listed = tree::with_threads(files, &self.roots);
+        let listed = listed.map_err(|error| no_process(self.roots.first(), error))?;
+        self.order = listed.into_iter().map(|(pid, _)| pid).collect();
         self.zombies.clear();
         let mut space = self.next_space();
         let mut known = std::mem::take(&mut self.living);
         for pid in self.order.clone() {
-            let stat = match procfs::stat(pid) {
+            let stat = match procfs::stat_through(files, pid) {
                 Ok(stat) => stat,
                 // The process ended after it was listed. The stop updates the list.
                 Err(error) if is_gone(&error) && !self.roots.contains(pid) => continue,
@@ -143,7 +145,7 @@ impl Processes {
 
     fn settle_process(&mut self, stopped: &StoppedProcess, objects: &mut Objects) -> Result<()> {
         let pid = stopped.pid;
-        let stat = procfs::stat(pid)?;
+        let stat = stopped.stat.clone().map_or_else(|| procfs::stat(pid), Ok)?;
         let mut known = self.living.get_mut(&pid).filter(|process| process.is_of(&stat));
         let has_changed = known.as_mut().map_or(Ok(true), |process| process.space.has_changed())?;
         if !has_changed {

@@ -18,7 +18,7 @@ use sys::wait_timer::{Ticks, taking_ends};
 use sys::{Errno, Error};
 
 use super::stopped::{FreezeError, OPTIONS, StoppedProcess, StoppedTree, detach_running};
-use crate::procfs::{self, KeptFiles};
+use crate::procfs::{self, KeptFiles, Stat};
 use crate::remote::restore_frame;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer::{self, Waiter};
@@ -29,9 +29,6 @@ const ROUNDS_MAX: usize = 200;
 /// Maximum number of lists of the tree before the first thread is stopped. Threads that appear after the last
 /// list are found when the other threads are stopped.
 const RUNNING_ROUNDS_MAX: usize = 4;
-/// Files of a thread in `/proc` that show whether the tree has more threads or processes.
-const CHILDREN: &str = "children";
-const STAT: &str = "stat";
 /// Maximum number of failed attempts to attach to a thread that is changing. If the thread has another
 /// tracer, the first failure is final.
 const CHANGES_MAX: usize = 10;
@@ -57,6 +54,9 @@ pub(super) struct Attempt {
     changing: HashMap<Tid, usize>,
     zombies: Vec<Pid>,
     order: Vec<Pid>,
+    /// The stat of each stopped process, read while all its threads were stopped. Empty if the tree was listed again after
+    /// the first stop.
+    stats: HashMap<Pid, Stat>,
     /// Attached threads that are not leaders. An execve(2) in another thread of the process waits until these
     /// threads are reaped.
     non_leaders: Vec<Tid>,
@@ -75,7 +75,8 @@ impl Attempt {
         }
         for _ in 0..ROUNDS_MAX {
             self.changed = false;
-            self.attach_new(roots)?;
+            self.stats.clear();
+            self.attach_new(roots, files)?;
             self.interrupt_all()?;
             self.wait_all()?;
             if !self.changed && self.all_still_stopped()? {
@@ -89,17 +90,9 @@ impl Attempt {
     fn attach_running(&mut self, roots: &Roots, files: &mut KeptFiles) -> Result<(), FreezeError> {
         for _ in 0..RUNNING_ROUNDS_MAX {
             self.changed = false;
-            self.attach_new(roots)?;
+            self.attach_new(roots, files)?;
             if !self.changed {
                 break;
-            }
-        }
-        for thread in &self.pending {
-            let (pid, tid) = (thread.pid(), thread.tid());
-            // If the thread has ended, the wait for its stop notices this.
-            gone_is_none(files.open(pid, tid, CHILDREN))?;
-            if tid == pid.leader() {
-                gone_is_none(files.open(pid, tid, STAT))?;
             }
         }
         self.changed = false;
@@ -117,29 +110,21 @@ impl Attempt {
     /// the number of stopped threads. Each child of a process must be in the list of the tree. A thread can
     /// be missing if the tracer attached to its creator while the creator was creating the thread. The
     /// missing thread is not in the list, and is not attached.
-    fn is_whole(&self, roots: &Roots, files: &mut KeptFiles) -> bool {
+    fn is_whole(&mut self, roots: &Roots, files: &mut KeptFiles) -> bool {
         let mut children = 0;
+        self.stats.clear();
         for (pid, threads) in &self.stopped {
             // If the leader has ended before other threads, the kernel counts the leader, but the leader is
             // not stopped. The function returns false, and the tree is listed again.
-            let whole = files
-                .read(*pid, pid.leader(), STAT)
-                .ok()
-                .and_then(procfs::thread_count)
-                .is_some_and(|count| count == threads.len());
-            if !whole {
+            let stat = procfs::stat_through(files, *pid).ok();
+            let Some(stat) = stat.filter(|stat| stat.num_threads == threads.len()) else { return false };
+            self.stats.insert(*pid, stat);
+            let tids: Vec<Tid> = threads.iter().map(Thread::tid).collect();
+            let Ok(found) = procfs::children_through(files, *pid, &tids) else { return false };
+            if !found.iter().all(|child| self.order.contains(child)) {
                 return false;
             }
-            for thread in threads {
-                let Ok(text) = files.read(*pid, thread.tid(), CHILDREN) else { return false };
-                for child in text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()) {
-                    let number = std::str::from_utf8(child).ok().and_then(|word| word.parse().ok());
-                    if number.is_none_or(|number| !self.order.contains(&Pid(number))) {
-                        return false;
-                    }
-                    children += 1;
-                }
-            }
+            children += found.len();
         }
         self.stopped.len() + self.zombies.len() == self.order.len()
             && children + roots.count() == self.order.len()
@@ -163,15 +148,15 @@ impl Attempt {
         Ok(lost.is_empty())
     }
 
-    fn attach_new(&mut self, roots: &Roots) -> Result<(), FreezeError> {
+    fn attach_new(&mut self, roots: &Roots, files: &mut KeptFiles) -> Result<(), FreezeError> {
         let _ticks = Ticks::start(ATTACH_TICK)?;
         let is_gone = |root: &Pid| procfs::stat(*root).is_err();
         let ended = || FreezeError::Ended(roots.iter().find(is_gone).unwrap_or(roots.first()));
-        let listed = gone_is_none(tree::with_threads(roots))?.ok_or_else(ended)?;
+        let listed = gone_is_none(tree::with_threads(files, roots))?.ok_or_else(ended)?;
         self.order = listed.iter().map(|(pid, _)| *pid).collect();
         self.zombies.clear();
         for (pid, threads) in listed {
-            let Some(stat) = gone_is_none(procfs::stat(pid))? else { continue };
+            let Some(stat) = gone_is_none(procfs::stat_through(files, pid))? else { continue };
             if stat.is_zombie() && procfs::threads(pid).is_ok_and(|threads| threads.len() <= 1) {
                 if roots.contains(pid) {
                     return Err(FreezeError::Ended(pid));
@@ -337,7 +322,7 @@ impl Attempt {
         for pid in &self.order {
             if let Some(mut threads) = self.stopped.remove(pid) {
                 threads.sort_by_key(|thread| (thread.tid() != pid.leader(), thread.tid()));
-                processes.push(StoppedProcess { pid: *pid, threads });
+                processes.push(StoppedProcess { pid: *pid, threads, stat: self.stats.remove(pid) });
             }
         }
         let began = self.began.unwrap_or_else(|| Clock::default().now());

@@ -32,6 +32,12 @@ impl StoppedTree {
 }
 
 impl Freezer {
+    /// Returns the files of `/proc` that stay open between the stops. A file that no stop and no other reader has read
+    /// since the stop before is closed at a stop.
+    pub fn files(&mut self) -> &mut KeptFiles {
+        &mut self.files
+    }
+
     /// Stops the root processes and all their descendants.
     pub fn stop(&mut self, roots: impl Into<Roots>) -> Result<StoppedTree, FreezeError> {
         let roots = roots.into();

@@ -13,6 +13,7 @@ use model::{Pid, Signal, Tid};
 use sys::ptrace::{self, Options, WaitStatus};
 use sys::{Errno, Error};
 
+use crate::procfs::Stat;
 use crate::thread::{Running, StopOutcome, Stopped, Thread};
 use crate::tracer::{self, Waiter};
 use crate::tree::Roots;
@@ -67,6 +68,8 @@ pub struct StoppedProcess {
     pub pid: Pid,
     /// Threads of the process, with the leader first. Never empty.
     pub threads: Vec<Thread<Stopped>>,
+    /// The stat of the process, if it was read while all threads were stopped.
+    pub stat: Option<Stat>,
 }
 
 /// A tree whose threads are all stopped.

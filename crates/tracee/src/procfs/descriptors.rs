@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use model::{Fd, Pid};
 use sys::{Error, Result};
 
-use super::files::{link, malformed, numbers, read_open, read_text};
+use super::files::{failed, link, malformed, numbers, read_open, read_text};
 
 /// Information about one descriptor from `/proc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub fn closes_on_exec(text: &str) -> Option<bool> {
 /// Reads like `descriptor_info`, and also returns the open fdinfo file for later reads.
 pub fn open_descriptor_info(pid: Pid, fd: Fd) -> Result<(DescriptorInfo, File)> {
     let path = format!("/proc/{pid}/fdinfo/{fd}");
-    let mut file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
+    let mut file = File::open(&path).map_err(|error| failed("open", &path, error))?;
     let target = link(format!("/proc/{pid}/fd/{fd}"))?;
     let text = read_open(&mut file).map_err(|error| Error::path("read", &path, error))?;
     Ok((parsed(fd, target, String::from_utf8_lossy(&text).into_owned(), &path)?, file))

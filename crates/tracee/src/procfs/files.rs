@@ -4,6 +4,7 @@
 //! tasks.
 //! Does not: parse the content of other files. Does not stop processes, so a list can be out of date at once.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::mem::MaybeUninit;
@@ -14,19 +15,49 @@ use model::{Pid, Tid};
 use rustix::fs::{Mode, OFlags, RawDir};
 use sys::{Errno, Error, Result};
 
+use super::kept::KeptFiles;
+
 /// Bytes of a page. The kernel produces at most one page at a time, and most of these files are shorter.
 pub(super) const BUFFER_BYTES: usize = 4096;
 
 /// Bytes of a list of numbers that one system call reads: about 500 entries.
 const LIST_BYTES: usize = 4 * BUFFER_BYTES;
 
+/// The name of the file with the children of a thread.
+const CHILDREN: &str = "children";
+
 /// Files that exist in `/proc/PID`, but not in `/proc/PID/task/TID`. `/proc/TID` exists for every thread and
 /// has these files.
 const NOT_IN_TASKS: [&str; 3] = ["timers", "timerslack_ns", "coredump_filter"];
 
+thread_local! {
+    /// The last failure of a read by this thread for which this process or the machine is the reason.
+    static SHORTAGE: Cell<Option<Errno>> = const { Cell::new(None) };
+}
+
+/// Returns the last failure since the previous call for which no other process was the reason: this process had no
+/// descriptor left, or the machine no memory. A search for obstacles takes what it cannot read for ended. After the
+/// search, the caller asks here whether that was true. Only reads by this thread count.
+///
+/// # Errors
+///
+/// Such a read has failed.
+pub fn shortage() -> Result<()> {
+    SHORTAGE.take().map_or(Ok(()), |errno| Err(Error::new("read files of /proc", errno)))
+}
+
+/// Creates the error of a failed access to a file of `/proc`.
+pub(super) fn failed(operation: &'static str, path: impl AsRef<Path>, error: impl Into<Errno>) -> Error {
+    let errno = error.into();
+    if errno.is_shortage() {
+        SHORTAGE.set(Some(errno));
+    }
+    Error::path(operation, path, errno)
+}
+
 /// Reads a whole small file of `/proc`.
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
-    let fail = |error| Error::path("read", path.as_ref(), error);
+    let fail = |error| failed("read", path.as_ref(), error);
     let mut file = File::open(path.as_ref()).map_err(fail)?;
     read_open(&mut file).map_err(fail)
 }
@@ -88,11 +119,11 @@ pub fn path_of_thread(pid: Pid, tid: Tid, name: &str) -> String {
 
 /// Returns the target of a symbolic link of `/proc`.
 pub fn link(path: impl AsRef<Path>) -> Result<PathBuf> {
-    fs::read_link(path.as_ref()).map_err(|error| Error::path("read the link", path, error))
+    fs::read_link(path.as_ref()).map_err(|error| failed("read the link", path, error))
 }
 
 pub(super) fn numbers(directory: &str) -> Result<Vec<i32>> {
-    let failed = |errno: rustix::io::Errno| Error::path("list", directory, errno);
+    let failed = |errno: rustix::io::Errno| failed("list", directory, errno);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(directory, flags, Mode::empty()).map_err(failed)?;
     // `fs::read_dir` allocates for each list and for each entry.
@@ -120,21 +151,31 @@ pub fn threads(pid: Pid) -> Result<Vec<Tid>> {
 
 /// Lists the children of a process, regardless of which thread created them.
 pub fn children(pid: Pid) -> Result<Vec<Pid>> {
-    children_of_threads(pid, &threads(pid)?)
+    children_of(&threads(pid)?, |tid| Ok(pids_in(&read(path_of_thread(pid, tid, CHILDREN))?)))
 }
 
-/// Lists the children that these threads of a process created, or got from ended threads.
-pub fn children_of_threads(pid: Pid, threads: &[Tid]) -> Result<Vec<Pid>> {
+/// Lists the children that these threads of a process created, or got from ended threads. Reads through the files that
+/// are kept open.
+pub fn children_through(files: &mut KeptFiles, pid: Pid, threads: &[Tid]) -> Result<Vec<Pid>> {
+    children_of(threads, |tid| Ok(pids_in(files.read(pid, tid, CHILDREN)?)))
+}
+
+fn children_of(threads: &[Tid], mut of_thread: impl FnMut(Tid) -> Result<Vec<Pid>>) -> Result<Vec<Pid>> {
     let mut found = Vec::new();
     for tid in threads {
-        let path = format!("/proc/{pid}/task/{tid}/children");
-        match read_text(&path) {
-            Ok(text) => found.extend(text.split_whitespace().filter_map(|word| word.parse().ok()).map(Pid)),
+        match of_thread(*tid) {
+            Ok(children) => found.extend(children),
             Err(error) if error.errno == Errno::ENOENT || error.errno == Errno::ESRCH => {}
             Err(error) => return Err(error),
         }
     }
     Ok(found)
+}
+
+/// Parses a list of children. The kernel writes only numbers.
+fn pids_in(text: &[u8]) -> Vec<Pid> {
+    let words = text.split(u8::is_ascii_whitespace).filter_map(|word| std::str::from_utf8(word).ok());
+    words.filter_map(|word| word.parse().ok()).map(Pid).collect()
 }
 
 /// Parses a text file of `/proc`. If this fails, the error contains the path.
@@ -144,4 +185,36 @@ pub(super) fn parsed<T>(path: &str, parse: impl FnOnce(&str) -> Option<T>) -> Re
 
 pub(super) fn malformed(path: &str) -> Error {
     Error::path("understand", path, Errno::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    use super::*;
+
+    /// Runs in a process of its own, because no test beside it could open a file.
+    #[test]
+    fn a_read_without_descriptors_is_a_shortage_and_an_ended_process_is_none() {
+        const INNER: &str = "UNDYING_TEST_SHORTAGE";
+        const NAME: &str =
+            "procfs::files::tests::a_read_without_descriptors_is_a_shortage_and_an_ended_process_is_none";
+        if std::env::var_os(INNER).is_none() {
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = again.args([NAME, "--exact", "--test-threads=1"]).env(INNER, "1").output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        assert!(read("/proc/0/stat").is_err());
+        shortage().unwrap();
+        let before = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..before }).unwrap();
+        let reads = [threads(Pid(1)).map(drop), read("/proc/1/stat").map(drop), children(Pid(1)).map(drop)];
+        let shortages = [shortage(), shortage()];
+        setrlimit(Resource::Nofile, before).unwrap();
+        assert!(reads.iter().all(|read| read.as_ref().is_err_and(|error| error.errno == Errno::EMFILE)));
+        assert_eq!(shortages[0].as_ref().unwrap_err().errno, Errno::EMFILE);
+        assert!(shortages[1].is_ok(), "each shortage is reported once");
+    }
 }

@@ -39,6 +39,8 @@ const LEFT: usize = 512;
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 /// The number of descriptors that this process needs for other files.
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
+/// The lowest limit on descriptors that this process has had at a look. A look is a system call, so not every permit looks.
+static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Open files of threads in `/proc`.
 #[derive(Debug, Default)]
@@ -67,22 +69,31 @@ impl Permit {
     /// Returns `None` if this process keeps as many files open as it may.
     #[must_use]
     pub fn new() -> Option<Self> {
+        if LIMIT.load(Ordering::Relaxed) == usize::MAX {
+            look_at_limit();
+        }
         let max = files_max();
         let more = |open: usize| (open < max).then_some(open + 1);
         // A refused permit must not exist even for a moment: its drop would count one permit less.
         OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then(|| Self(()))
     }
 
-    /// Reports whether more files are open than now permitted: more descriptors were reserved since.
+    /// Reports whether more files are open than now permitted: more descriptors were reserved since, or the limit was
+    /// lowered.
     #[must_use]
     pub fn are_exceeded() -> bool {
+        look_at_limit();
         OPEN.load(Ordering::Relaxed) > files_max()
     }
 }
 
+fn look_at_limit() {
+    LIMIT.fetch_min(sys::descriptor_table::limit(), Ordering::Relaxed);
+}
+
 fn files_max() -> usize {
     let reserved = RESERVED.load(Ordering::Relaxed) + LEFT;
-    (sys::descriptor_table::limit().saturating_sub(reserved) / LIMIT_SHARE).min(FILES_MAX)
+    (LIMIT.load(Ordering::Relaxed).saturating_sub(reserved) / LIMIT_SHARE).min(FILES_MAX)
 }
 
 /// Descriptors that this process will need for other files than those that are kept open here.
@@ -191,7 +202,7 @@ impl KeptFiles {
 impl Kept {
     fn open(pid: Pid, tid: Tid, name: &'static str) -> Result<Self> {
         let path = path_of_thread(pid, tid, name);
-        let file = File::open(&path).map_err(|error| Error::path("open", &path, error))?;
+        let file = File::open(&path).map_err(|error| super::files::failed("open", &path, error))?;
         Ok(Self { file: Arc::new(file), bytes: Vec::new(), used: true, permit: None, place: None })
     }
 

@@ -13,9 +13,10 @@ mod status;
 
 pub use descriptors::{DescriptorInfo, closes_on_exec, descriptor_info, descriptors, open_descriptor_info};
 pub use files::{
-    children, children_of_threads, link, path_of_thread, processes, read, read_text, read_whole, threads,
+    children, children_through, link, path_of_thread, processes, read, read_text, read_whole, shortage,
+    threads,
 };
 pub use kept::{KeptFiles, Permit, ReadAhead, ReservedDescriptors};
 pub use mappings::{Backing, Mapping, MappingFlags, Protection, mappings, mappings_in, mappings_with_flags};
-pub use stat::{Stat, key, own_pages, stat, thread_count, thread_stat};
+pub use stat::{Stat, key, own_pages, stat, stat_through, thread_stat};
 pub use status::{SignalSets, Status, call_status, signal_set, status, status_line, thread_status};

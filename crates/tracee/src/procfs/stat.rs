@@ -7,7 +7,11 @@
 use model::{Address, PageCount, Pid, ProcessKey, StartTime, Tid};
 use sys::Result;
 
-use super::files::parsed;
+use super::files::{malformed, parsed, path_of_thread};
+use super::kept::KeptFiles;
+
+/// The name of the file of a process or a thread.
+const FILE: &str = "stat";
 
 /// The required fields of `/proc/PID/stat`, with the names of proc_pid_stat(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +27,7 @@ pub struct Stat {
     pub tpgid: i32,
     pub flags: u64,
     pub nice: i32,
+    pub num_threads: usize,
     pub starttime: StartTime,
     pub startcode: Address,
     pub endcode: Address,
@@ -95,20 +100,17 @@ pub fn thread_stat(pid: Pid, tid: Tid) -> Result<Stat> {
     parsed(&format!("/proc/{pid}/task/{tid}/stat"), parse)
 }
 
+/// Reads like [`stat`], through the files that are kept open.
+pub fn stat_through(files: &mut KeptFiles, pid: Pid) -> Result<Stat> {
+    let text = files.read(pid, pid.leader(), FILE)?;
+    std::str::from_utf8(text)
+        .map_or_else(|_| parse(&String::from_utf8_lossy(text)), parse)
+        .ok_or_else(|| malformed(&path_of_thread(pid, pid.leader(), FILE)))
+}
+
 /// Reads pid and start time of a process, which together identify it.
 pub fn key(pid: Pid) -> Result<ProcessKey> {
     stat(pid).map(|stat| stat.key())
-}
-
-/// Returns the number of threads of a process, from the text of the stat file of the process or of one of its
-/// threads.
-#[must_use]
-pub fn thread_count(text: &[u8]) -> Option<usize> {
-    let name_ends = text.iter().rposition(|byte| *byte == b')')?;
-    // Field 20 in the manual page. Field 3 is the first after the name.
-    let word =
-        text[name_ends + 1..].split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).nth(20 - 3)?;
-    std::str::from_utf8(word).ok()?.parse().ok()
 }
 
 fn parse(text: &str) -> Option<Stat> {
@@ -131,6 +133,7 @@ fn parse(text: &str) -> Option<Stat> {
         tpgid: signed(8)?,
         flags: wide(9)?,
         nice: signed(19)?,
+        num_threads: word(20)?.parse().ok()?,
         starttime: StartTime(wide(22)?),
         startcode: address(26)?,
         endcode: address(27)?,
@@ -171,13 +174,8 @@ mod tests {
         assert_eq!(stat.comm, "a) b (c)");
         assert_eq!((stat.ppid, stat.starttime), (Pid(4), StartTime(22)));
         assert_eq!(stat.env_end, Address(51));
-    }
-
-    #[test]
-    fn threads_are_counted_whatever_the_name() {
-        let numbers: Vec<String> = (4..=52).map(|number| number.to_string()).collect();
-        assert_eq!(thread_count(format!("77 (a) b (c)) S {}", numbers.join(" ")).as_bytes()), Some(20));
-        assert_eq!(thread_count(b"77 (a"), None);
+        assert_eq!(stat.num_threads, 20);
+        assert_eq!(parse("77 (a"), None);
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Continuous {
             before.descriptors.forget();
             sink.pool().limit_waits(None);
             std::thread::sleep(wait);
-            before.processes.survey(&mut before.objects)?;
+            before.processes.survey(&mut before.objects, self.spaces.freezer.files())?;
         }
     }
 

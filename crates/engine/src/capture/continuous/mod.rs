@@ -399,7 +399,7 @@ impl Continuous {
         before.descriptors.forget();
         let stopped = self.retry_transient(before, sink, |subject, before| {
             let arming = subject.arm(before, sink)?;
-            before.processes.survey(&mut before.objects)?;
+            before.processes.survey(&mut before.objects, subject.spaces.freezer.files())?;
             let stopped = subject.stop(before, sink, Phases::new())?;
             Ok(StoppedCapture { arming: arming + stopped.arming + subject.aborted, ..stopped })
         });
@@ -438,7 +438,7 @@ impl Continuous {
     fn survey(&mut self, options: &CheckpointOptions) -> Result<Before> {
         if let Some(mut before) = self.before.take() {
             before.descriptors.options = options.clone();
-            before.processes.survey(&mut before.objects)?;
+            before.processes.survey(&mut before.objects, self.spaces.freezer.files())?;
             return Ok(before);
         }
         let mut before = inspect(&self.roots, options)?;
