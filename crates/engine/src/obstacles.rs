@@ -14,7 +14,6 @@ use resource::{Obstacle, memory, state};
 use sys::Errno;
 use tracee::procfs::{self, Mapping};
 
-use crate::error::{Result, permission};
 use crate::relations::{Births, Homeless, Relation};
 use crate::sharing;
 
@@ -98,11 +97,11 @@ fn without_numbers(text: &str) -> String {
 }
 
 /// Returns the obstacles of a subject, except the obstacles of its descriptors.
-pub(crate) fn of_tree(processes: &[(Pid, &[Mapping])], pids: &[Pid]) -> Result<Vec<Obstacle>> {
+pub(crate) fn of_tree(processes: &[(Pid, &[Mapping])], pids: &[Pid]) -> sys::Result<Vec<Obstacle>> {
     let mut found = Vec::new();
     let surroundings = Surroundings::own()?;
     for (pid, mappings) in processes {
-        found.extend(of_process(*pid, surroundings).map_err(|error| permission(*pid, error))?);
+        found.extend(of_process(*pid, surroundings)?);
         found.extend(memory::obstacles(*pid, mappings));
         found.extend(state::REGISTRY.iter().flat_map(|kind| kind.obstacles(*pid)));
     }

@@ -214,12 +214,6 @@ pub enum GuardianError {
         /// The command that starts a system in this store.
         up: String,
     },
-    /// A system file has a key that this version does not support.
-    /// Row: key-not-built
-    #[error(
-        "{what} of a system file is not supported yet\nhelp: remove the key; `undying up` supports the other keys of the file"
-    )]
-    KeyNotBuilt { what: String },
     /// A probe of a system file is not valid.
     /// Row: bad-probe
     #[error("{why}")]

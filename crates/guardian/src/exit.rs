@@ -78,7 +78,6 @@ impl GuardianError {
             | Self::NoRightToRestore
             | Self::NoRewind { .. }
             | Self::OutputNeedsRewind { .. } => ExitCode::Missing,
-            Self::KeyNotBuilt { .. } => ExitCode::Missing,
             Self::NotReached { .. }
             | Self::EndNotRecorded { .. }
             | Self::StillRuns { .. }

@@ -187,7 +187,7 @@ fn files_with_groups_that_cannot_be_checkpointed_together_are_refused() {
         ("every = \"1s\"", "[group.g]", "", "`every` differs between `a` and `b`"),
         ("restart = { max = \"9/1m\" }", "[group.g]", "", "`restart` differs"),
         ("", "[group.a]", "", "`a` is also the name of a component"),
-        ("", "[group.g]", "on_member_death = \"one\"", "on_member_death"),
+        ("", "[group.g]", "on_member_death = \"one\"", "a member alone cannot be restored"),
     ];
     for (key, group, more, words) in cases {
         let system = System::up(&format!(

@@ -23,7 +23,7 @@ use super::options::CheckpointOptions;
 use super::processes::Processes;
 use super::retry::{Retries, SCANS, Verdict};
 use super::threads::{self, Threads};
-use crate::error::{EngineError, Result};
+use crate::error::{EngineError, Result, permission};
 use crate::{obstacles, sharing};
 
 /// The collected state of a subject: processes, objects, descriptors and threads.
@@ -143,7 +143,8 @@ impl Before {
     /// tree, an object or a descriptor has an obstacle.
     fn accept(&mut self, moment: Moment, mut found: Vec<Obstacle>) -> Result<()> {
         found.extend(self.objects.take_obstacles(moment));
-        found.extend(obstacles::of_tree(&self.processes.view(), &self.processes.order)?);
+        let of_tree = obstacles::of_tree(&self.processes.view(), &self.processes.order);
+        found.extend(of_tree.map_err(|error| permission(self.processes.roots.first(), error))?);
         self.recheck = if found.is_empty() { Recheck::Descriptors } else { Recheck::Everything };
         found.extend(self.descriptors.prepare(&self.processes)?);
         if moment == Moment::Running {

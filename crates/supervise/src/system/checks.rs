@@ -12,7 +12,7 @@ use std::time::Duration;
 use toml::Spanned;
 
 use super::description::{Component, FilesPolicy, GiveUp, Policy, System};
-use super::group::Group;
+use super::group::{Group, MemberDeath};
 use super::mistake::{Mistake, Mistakes, of_parser, suggestion};
 
 /// The maximum length of a name in bytes. The name is the name of a directory in the store, and the first part of the
@@ -139,6 +139,12 @@ impl System {
                 let mistake = Mistake::new(member.span(), what);
                 found.push(mistake.with_help("add `policy = \"checkpointed\"` to the component"));
             }
+        }
+        if group.together && *group.on_member_death.get_ref() == MemberDeath::One {
+            let what =
+                "a member alone cannot be restored from the checkpoint of a group with `together = true`";
+            let help = "remove `together`; then each component has checkpoints of its own, and only the dead one is restored";
+            found.push(Mistake::new(group.on_member_death.span(), what).with_help(help));
         }
         found
     }
@@ -510,6 +516,17 @@ strategy = "rest"
             }
             assert!(said.contains("system.toml:") && said.contains('^'), "{said}");
         }
+    }
+
+    #[test]
+    fn a_member_alone_is_not_restored_from_a_common_checkpoint() {
+        let text = SHOP.replacen("[\"web\", \"proxy\"]", "[\"web\", \"db\"]\non_member_death = \"one\"", 1);
+        assert_eq!(System::parse(text.clone().into()).err().map(|mistakes| mistakes.shown("x")), None);
+        let said = shown(&text.replacen("on_member_death", "together = true\non_member_death", 1));
+        assert!(
+            said.contains("a member alone cannot be restored") && said.contains("remove `together`"),
+            "{said}"
+        );
     }
 
     #[test]

@@ -21,8 +21,9 @@ pub struct Group {
     #[serde(default)]
     pub together: bool,
     /// With `together`: which members are restored after the death of a member.
-    #[serde(default)]
-    pub on_member_death: MemberDeath,
+    #[serde(default = "all")]
+    #[schemars(with = "MemberDeath")]
+    pub on_member_death: Spanned<MemberDeath>,
 }
 
 /// Which members of a group with `together = true` are restored after the death of a member.
@@ -32,8 +33,13 @@ pub enum MemberDeath {
     /// All members, from one checkpoint.
     #[default]
     All,
-    /// Only the dead member.
+    /// Only the dead member. Not for a group with `together = true`: its checkpoint contains the connections between the
+    /// members, and the living ones would keep the other ends of them.
     One,
+}
+
+fn all() -> Spanned<MemberDeath> {
+    Spanned::new(0..0, MemberDeath::All)
 }
 
 /// The members of a group that are restarted when a member has died.

@@ -15,16 +15,11 @@ use model::{Pid, Tid};
 use rustix::fs::{Mode, OFlags, RawDir};
 use sys::{Errno, Error, Result};
 
-use super::kept::KeptFiles;
-
 /// Bytes of a page. The kernel produces at most one page at a time, and most of these files are shorter.
 pub(super) const BUFFER_BYTES: usize = 4096;
 
 /// Bytes of a list of numbers that one system call reads: about 500 entries.
 const LIST_BYTES: usize = 4 * BUFFER_BYTES;
-
-/// The name of the file with the children of a thread.
-const CHILDREN: &str = "children";
 
 /// Files that exist in `/proc/PID`, but not in `/proc/PID/task/TID`. `/proc/TID` exists for every thread and
 /// has these files.
@@ -149,35 +144,6 @@ pub fn threads(pid: Pid) -> Result<Vec<Tid>> {
     Ok(found)
 }
 
-/// Lists the children of a process, regardless of which thread created them.
-pub fn children(pid: Pid) -> Result<Vec<Pid>> {
-    children_of(&threads(pid)?, |tid| Ok(pids_in(&read(path_of_thread(pid, tid, CHILDREN))?)))
-}
-
-/// Lists the children that these threads of a process created, or got from ended threads. Reads through the files that
-/// are kept open.
-pub fn children_through(files: &mut KeptFiles, pid: Pid, threads: &[Tid]) -> Result<Vec<Pid>> {
-    children_of(threads, |tid| Ok(pids_in(files.read(pid, tid, CHILDREN)?)))
-}
-
-fn children_of(threads: &[Tid], mut of_thread: impl FnMut(Tid) -> Result<Vec<Pid>>) -> Result<Vec<Pid>> {
-    let mut found = Vec::new();
-    for tid in threads {
-        match of_thread(*tid) {
-            Ok(children) => found.extend(children),
-            Err(error) if error.errno == Errno::ENOENT || error.errno == Errno::ESRCH => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(found)
-}
-
-/// Parses a list of children. The kernel writes only numbers.
-fn pids_in(text: &[u8]) -> Vec<Pid> {
-    let words = text.split(u8::is_ascii_whitespace).filter_map(|word| std::str::from_utf8(word).ok());
-    words.filter_map(|word| word.parse().ok()).map(Pid).collect()
-}
-
 /// Parses a text file of `/proc`. If this fails, the error contains the path.
 pub(super) fn parsed<T>(path: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result<T> {
     parse(&read_text(path)?).ok_or_else(|| malformed(path))
@@ -210,7 +176,7 @@ mod tests {
         shortage().unwrap();
         let before = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..before }).unwrap();
-        let reads = [threads(Pid(1)).map(drop), read("/proc/1/stat").map(drop), children(Pid(1)).map(drop)];
+        let reads = [threads(Pid(1)).map(drop), read("/proc/1/stat").map(drop)];
         let shortages = [shortage(), shortage()];
         setrlimit(Resource::Nofile, before).unwrap();
         assert!(reads.iter().all(|read| read.as_ref().is_err_and(|error| error.errno == Errno::EMFILE)));
