@@ -43,7 +43,7 @@ pub use compile::{Library, compile, compiled, compiled_source, victims};
 pub use dump::describe;
 pub use error::HarnessError;
 pub use guard::Guard;
-pub use limits::rounds;
+pub use limits::{Rounds, rounds};
 pub use port::free_port;
 pub use process::{ProcessId, descendants};
 pub use random::{moment, seed, seeded};

@@ -79,6 +79,40 @@ pub fn rounds<T>(short: T, long: T) -> T {
     if std::env::var_os("UNDYING_LONG_TESTS").is_some() { long } else { short }
 }
 
+/// A loop that does something at a random moment, and needs each of some outcomes at least once. On a loaded machine, the
+/// usual rounds can all have one outcome.
+#[derive(Debug)]
+pub struct Rounds {
+    usual: usize,
+    next: usize,
+}
+
+impl Rounds {
+    /// Maximum number of rounds, as a multiple of the usual number.
+    const MORE: usize = 10;
+
+    /// Creates a loop with `short` usual rounds, or `long` ones as with [`rounds`].
+    #[must_use]
+    pub fn new(short: usize, long: usize) -> Self {
+        Self { usual: rounds(short, long), next: 0 }
+    }
+
+    /// Returns the number of the next round. After the usual rounds, the loop goes on until `has_all` outcomes were seen.
+    pub fn next(&mut self, has_all: bool) -> Option<usize> {
+        let most = if has_all { self.usual } else { self.usual * Self::MORE };
+        let round = self.next;
+        self.next += 1;
+        (round < most).then_some(round)
+    }
+
+    /// Returns `limit` in the usual rounds, and twice, three times as much and so on in as many further ones.
+    #[must_use]
+    pub fn stretched(&self, limit: Duration) -> Duration {
+        let times = self.next.saturating_sub(1) / self.usual.max(1) + 1;
+        limit * u32::try_from(times).unwrap_or(u32::MAX)
+    }
+}
+
 fn seconds(seconds: u64) -> Duration {
     static SLOWNESS_HERE: OnceLock<u64> = OnceLock::new();
     let slowness = SLOWNESS_HERE.get_or_init(|| slowness(std::env::var(SLOWNESS).ok().as_deref()));
@@ -95,6 +129,20 @@ fn slowness(text: Option<&str>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rounds_go_on_until_all_outcomes_were_seen() {
+        let limit = Duration::from_millis(8);
+        let mut seen = Rounds { usual: 2, next: 0 };
+        assert_eq!([true, true, true].map(|has_all| seen.next(has_all)), [Some(0), Some(1), None]);
+        let mut unseen = Rounds { usual: 2, next: 0 };
+        let mut lengths = Vec::new();
+        while unseen.next(false).is_some() {
+            lengths.push(unseen.stretched(limit) / limit.as_millis() as u32);
+        }
+        assert_eq!(lengths.len(), 2 * Rounds::MORE);
+        assert_eq!(lengths[..5], [1, 1, 2, 2, 3].map(Duration::from_millis));
+    }
 
     #[test]
     fn a_slow_machine_has_more_time() {

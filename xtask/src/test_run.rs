@@ -35,8 +35,12 @@ const SILENCE: Duration = Duration::from_secs(300);
 /// Poll interval while a test produces no output. The last lines of an ended test must also arrive within this time.
 const LOOK: Duration = Duration::from_secs(1);
 /// The beginnings of the titles of the longest tests. These tests begin first, so that no lane waits for them at the end.
-const LONGEST: [&str; 8] = [
+const LONGEST: [&str; 12] = [
     "end_to_end/",
+    "tracee/all opened::",
+    "tracee/all attach::",
+    "engine/all killed_in_pause::",
+    "undo/all watch::",
     "engine/all passing::",
     "store/all power_cut::",
     "store/all log_",

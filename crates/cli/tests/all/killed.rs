@@ -70,10 +70,10 @@ fn a_guardian_killed_at_any_moment_leaves_a_whole_subject_and_a_whole_store() {
     let latest = LATEST.max(begun.elapsed() * 3);
     first.kill().unwrap();
     wait(&mut first);
-    let mut checkpoints = 0;
-    for round in 0..testkit::rounds(ROUNDS.0, ROUNDS.1) {
+    let (mut checkpoints, mut rounds) = (0, testkit::Rounds::new(ROUNDS.0, ROUNDS.1));
+    while let Some(round) = rounds.next(newest(&lab) > Some(1)) {
         let mut guardian = lab.undying(words).spawn().unwrap();
-        std::thread::sleep(testkit::moment(&mut random, latest));
+        std::thread::sleep(testkit::moment(&mut random, rounds.stretched(latest)));
         guardian.kill().unwrap();
         wait(&mut guardian);
         assert_unharmed(&counter, round);
@@ -89,9 +89,13 @@ fn a_guardian_killed_at_any_moment_leaves_a_whole_subject_and_a_whole_store() {
         }
     }
     println!("rounds with a checkpoint: {checkpoints}");
-    let last = lab.json(&["ls", "job"]).as_array().unwrap().last().map(|row| row["seq"].clone());
     let said = lab.told();
-    assert!(last.is_some_and(|sequence| sequence.as_u64() > Some(1)), "no round was long enough:\n{said}");
+    assert!(newest(&lab) > Some(1), "no round was long enough:\n{said}");
+}
+
+/// Returns the number of the newest checkpoint of the job.
+fn newest(lab: &Lab) -> Option<u64> {
+    lab.json(&["ls", "job"]).as_array().unwrap().last().and_then(|row| row["seq"].as_u64())
 }
 
 #[test]
@@ -109,11 +113,12 @@ fn a_checkpoint_killed_at_any_moment_is_whole_or_is_not_there() {
     let first = lab.path("image");
     assert_eq!(lab.say(["checkpoint", &pid, "--image", first.to_str().unwrap()]).code, Some(0));
     let latest = begun.elapsed() * 2;
-    for round in 0..testkit::rounds(ROUNDS.0, ROUNDS.1) {
+    let mut rounds = testkit::Rounds::new(ROUNDS.0, ROUNDS.1);
+    while let Some(round) = rounds.next(whole > 0) {
         let image = lab.path(&format!("image-{round}"));
         let image = image.to_str().unwrap();
         let mut command = lab.undying(["checkpoint", &pid, "--image", image]).spawn().unwrap();
-        std::thread::sleep(testkit::moment(&mut random, latest));
+        std::thread::sleep(testkit::moment(&mut random, rounds.stretched(latest)));
         command.kill().unwrap();
         wait(&mut command);
         assert_unharmed(&counter, round);
@@ -170,10 +175,10 @@ fn kill_restores(words: &[&str], size: usize, wait_for: impl Fn(Pid, Duration, &
     let latest = begun.elapsed() * 2;
     lab.guard.kill_all();
     collect(&tree);
-    let mut restored = 0;
-    for round in 0..testkit::rounds(ROUNDS.0, ROUNDS.1) {
+    let (mut restored, mut rounds) = (0, testkit::Rounds::new(ROUNDS.0, ROUNDS.1));
+    while let Some(round) = rounds.next(restored > 0) {
         let mut command = lab.undying(["restore", image]).spawn().unwrap();
-        wait_for(counter.pid(), latest, &mut random);
+        wait_for(counter.pid(), rounds.stretched(latest), &mut random);
         command.kill().unwrap();
         wait(&mut command);
         // Processes under construction die with the restore, but possibly slightly later.

@@ -290,7 +290,8 @@ fn kill_restores(options: &[&str], kill: impl Fn(&Subject, Child, &mut fastrand:
     let latest = begun.elapsed();
     subject.end();
     let (mut dead, mut alive) = (0, 0);
-    for round in 0..testkit::rounds(KILLS.0, KILLS.1) {
+    let mut rounds = testkit::Rounds::new(KILLS.0, KILLS.1);
+    while let Some(round) = rounds.next(dead > 0) {
         subject.will("watch", random.u64(..1 << 40));
         let image = subject.image_path();
         let words = ["restore", "--files", "keep", image.as_str()].into_iter().chain(options.iter().copied());

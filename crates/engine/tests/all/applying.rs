@@ -152,8 +152,8 @@ fn a_tracer_that_is_killed_leaves_no_tree_that_is_set_back_in_part() {
         }
     }
     let mut random = testkit::seeded(TEST);
-    let (mut dead, mut alive, mut longest) = (0, 0, LONGEST);
-    for _ in 0..testkit::rounds(30, 300) {
+    let (mut dead, mut alive, mut rounds) = (0, 0, testkit::Rounds::new(30, 300));
+    while rounds.next(dead > 0 && alive > 0).is_some() {
         let Some(mut lab) = Lab::new() else { return };
         lab.go_on();
         let image = lab.checkpoint(1);
@@ -161,7 +161,7 @@ fn a_tracer_that_is_killed_leaves_no_tree_that_is_set_back_in_part() {
         let mut helper = Command::new(std::env::current_exe().unwrap());
         helper.args(["--exact", TEST]).env(ROLE, format!("{} {}", lab.root(), image.display()));
         let mut helper = helper.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(testkit::moment(&mut random, longest));
+        std::thread::sleep(testkit::moment(&mut random, rounds.stretched(LONGEST)));
         helper.kill().unwrap();
         helper.wait().unwrap();
         // A half-changed tree would find an error in its own state.
@@ -171,8 +171,6 @@ fn a_tracer_that_is_killed_leaves_no_tree_that_is_set_back_in_part() {
         } else {
             assert!(status.success(), "the subject ended with {status}: {}", lab.errors());
             alive += 1;
-            // On a loaded machine, the helper begins later.
-            longest += if dead == 0 { LONGEST / 2 } else { Duration::ZERO };
         }
     }
     println!("{dead} trees were killed with their tracers, {alive} were whole");

@@ -23,8 +23,8 @@ const EVERY: Duration = Duration::from_millis(50);
 /// The maximum duration of a wait.
 const LIMIT: Duration = Duration::from_secs(60);
 /// The number of checkpoints. One in `COMPARED_EACH` checkpoints is compared with the program.
-const CHECKPOINTS: u64 = 6;
-const COMPARED_EACH: u64 = 3;
+const CHECKPOINTS: u64 = 4;
+const COMPARED_EACH: u64 = 2;
 
 struct Lab {
     folder: tempfile::TempDir,
