@@ -15,8 +15,8 @@ use testkit::ProcessId;
 use crate::common::{Lab, Said, compiled, supported, until, wait};
 
 /// Size of the memory in MiB. The load takes long enough for a kill or a checkpoint in the middle of it.
-const MIB: u64 = 128;
-const CHURNS: (usize, usize) = (2, 200);
+const MIB: u64 = 80;
+const CHURNS: (usize, usize) = (1, 200);
 const KILLS: (usize, usize) = (12, 400);
 const PAGE: u64 = 4096;
 
