@@ -21,7 +21,8 @@ pub use requests::{
     Options, detach, interrupt, listen, resume, resume_to_syscall, seize, set_options, single_step,
 };
 pub use signals::{
-    SiginfoBytes, SignalQueue, pending_signals, set_signal_mask, signal_information, signal_mask,
+    SiginfoBytes, SignalQueue, pending_signals, set_signal_information, set_signal_mask, signal_information,
+    signal_mask,
 };
 pub use waits::{
     Stop, WaitStatus, await_any, await_change, await_end, event_message, has_tracees, peek, poll, take_end,

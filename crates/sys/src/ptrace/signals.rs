@@ -65,6 +65,12 @@ pub fn signal_information(tid: Tid) -> Result<SiginfoBytes> {
     Ok(bytes)
 }
 
+/// Replaces the `siginfo_t` of the signal that a tracee is stopped at.
+pub fn set_signal_information(tid: Tid, bytes: &SiginfoBytes) -> Result<()> {
+    let address = std::ptr::from_ref(bytes) as usize;
+    request("write the signal information", libc::PTRACE_SETSIGINFO, tid, 0, address).map(drop)
+}
+
 /// Reads the pending signals in one queue of a stopped tracee, oldest first. The signals stay in the queue.
 pub fn pending_signals(tid: Tid, queue: SignalQueue) -> Result<Vec<SiginfoBytes>> {
     let flags = if queue == SignalQueue::Process { 1 } else { 0 };
