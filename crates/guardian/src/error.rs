@@ -28,6 +28,9 @@ pub enum GuardianError {
     /// The channels (listeners and waiting connections) of a component could not be prepared.
     #[error(transparent)]
     Channel(#[from] channel::ChannelError),
+    /// A program could not be run as replicas.
+    #[error(transparent)]
+    Replica(#[from] replica::ReplicaError),
     /// A system file has mistakes.
     /// Row: system-file
     #[error("{path} is not a valid system file\n\n{mistakes}\n\nhelp: `undying check --schema` prints every key", path = Escaped(&path.to_string_lossy()))]

@@ -6,6 +6,7 @@
 
 use channel::ChannelError;
 use engine::EngineError;
+use replica::ReplicaError;
 use resource::ResourceError;
 use sys::Errno;
 use tracee::{FreezeError, RemoteError};
@@ -72,7 +73,10 @@ impl GuardianError {
             Self::Store(error) => of_store(error),
             Self::Kernel(error) => of_kernel(error),
             Self::Undo(error) => of_undo(error),
-            Self::Channel(ChannelError::Kernel(error)) => of_kernel(error),
+            Self::Channel(ChannelError::Kernel(error)) | Self::Replica(ReplicaError::Kernel(error)) => {
+                of_kernel(error)
+            }
+            Self::Replica(_) => ExitCode::Failure,
             Self::Channel(_) => ExitCode::Failure,
             Self::FeatureMissing { .. }
             | Self::NoRightToRestore

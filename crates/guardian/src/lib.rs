@@ -32,6 +32,7 @@ mod once;
 mod own_lines;
 mod pidfile;
 mod record;
+mod replication;
 mod room;
 mod run;
 mod signals;
@@ -68,6 +69,10 @@ pub use once::{CheckpointRequest, Checkpointed, RestoreRequest, Resumed, checkpo
 pub use record::{
     Brings, ConnectionsReport, CostsReport, Death, DeathNow, FreshReport, HeldReport, LateReport,
     PauseMicroseconds, RefusalReport, SlicesReport, StoredReport, SubjectFacts, VerifiedReport,
+};
+pub use replication::{
+    FaultRow, Gap, InjectOutcome, InjectReport, InjectRequest, InjectTarget, REPLICAS, REPLICAS_DEFAULT,
+    ReplicateReport, inject, random_seed, replicate,
 };
 pub use room::lacks_for;
 pub use run::{

@@ -21,6 +21,7 @@ mod files;
 mod gc;
 mod graph;
 mod hold;
+mod inject;
 mod interface;
 mod ls;
 mod man;
@@ -28,6 +29,7 @@ mod metrics;
 mod orders;
 mod preflight;
 mod prune;
+mod replicate;
 mod restore;
 mod run;
 mod show;
@@ -70,6 +72,8 @@ pub(crate) const REGISTRY: &[Verb] = &[
     hold::HOLD,
     hold::RELEASE,
     orders::COMPLAIN,
+    replicate::VERB,
+    inject::VERB,
     completions::verb(|matches| completions::print(matches, &mut command())),
     man::verb(|_| man::print(command())),
 ];
@@ -94,6 +98,6 @@ const AFTER: &str = "\
 An IMAGE is a directory, NAME (its newest committed checkpoint) or NAME@SEQ. DUR is 10ms, 2s, 1m.
 
 Exit codes: 0 done, 2 usage, 3 refused (nothing was changed), 4 missing permission or kernel feature,
-5 image damaged or not committed, 125 any other failure. `run` and `restore` end with the program's own
+5 image damaged or not committed, 120 replicas differ, 125 any other failure. `run` and `restore` end with the program's own
 status, 128 + the signal's number if it was killed; `run` with 127 if there is no such program, with 126
 if it cannot be executed.";

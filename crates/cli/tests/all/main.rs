@@ -32,6 +32,7 @@ mod planted;
 mod policies;
 mod refusals;
 mod reload;
+mod replicate;
 mod requests;
 mod restart;
 mod rewind;

@@ -180,7 +180,7 @@ fn a_wrong_command_line_is_a_matter_of_usage() {
 #[test]
 fn what_is_planned_and_not_there_is_unknown() {
     let lab = Lab::new();
-    for words in [vec!["replicate", "-n", "2", "--", "true"], vec!["run", "--isolate", "--", "true"]] {
+    for words in [vec!["replicate", "-n", "3", "--", "true"], vec!["run", "--isolate", "--", "true"]] {
         let said = lab.say(&words);
         assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
     }
