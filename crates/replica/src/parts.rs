@@ -29,6 +29,13 @@ fn ranges(memory: &ProcessMemory, arguments: &Arguments, result: i64, part: Part
         Length::Fixed(bytes) => bytes,
         Length::Argument(place, bytes) => arguments[place].saturating_mul(bytes),
         Length::Result(bytes) => (result.max(0) as u64).saturating_mul(bytes),
+        Length::At(place) => {
+            let mut bytes = [0; 4];
+            // A pointer to nothing stands for no memory.
+            memory
+                .read(Address(arguments[place]), &mut bytes)
+                .map_or(0, |()| u64::from(u32::from_ne_bytes(bytes)))
+        }
     };
     match part {
         Part::Text(place) => text(memory, Address(arguments[place])).map(|range| vec![range]),

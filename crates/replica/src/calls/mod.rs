@@ -7,9 +7,11 @@
 //! Invariants: a call that is not in the table is refused by name before any replica executes it.
 //! Does not: execute calls; `group` does.
 
+mod names;
 mod special;
 mod table;
 
+use crate::calls::names::NAMES;
 use crate::calls::special::SPECIAL;
 use crate::calls::table::TABLE;
 
@@ -44,6 +46,8 @@ pub(crate) enum Length {
     Argument(usize, u64),
     /// The result of the call, times a number of bytes.
     Result(u64),
+    /// The 32-bit number at an argument.
+    At(usize),
 }
 
 /// Memory that a call reads or writes. A null pointer stands for no memory.
@@ -75,6 +79,7 @@ impl Rule {
 /// A line of the table.
 struct Row {
     number: i64,
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests compare the name with that of the number"))]
     name: &'static str,
     rule: Rule,
 }
@@ -82,6 +87,7 @@ struct Row {
 /// A call whose rule depends on its arguments.
 struct SpecialRow {
     number: i64,
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests compare the name with that of the number"))]
     name: &'static str,
     decide: fn(&Arguments) -> Verdict,
 }
@@ -118,11 +124,8 @@ pub(crate) fn decide(number: i64, arguments: &Arguments) -> Result<Rule, Refused
 
 /// Returns the name of a call for messages.
 pub(crate) fn name(number: i64) -> String {
-    let known = TABLE.iter().map(|row| (row.number, row.name));
-    let mut known = known.chain(SPECIAL.iter().map(|row| (row.number, row.name)));
-    known
-        .find(|(found, _)| *found == number)
-        .map_or_else(|| tracee::arch::numbers::Named(number).to_string(), |(_, name)| name.to_owned())
+    let known = NAMES.iter().find(|(known, _)| *known == number);
+    known.map_or_else(|| format!("number {number}"), |(_, name)| (*name).to_owned())
 }
 
 #[cfg(test)]
@@ -134,6 +137,15 @@ mod tests {
         assert!(TABLE.is_sorted_by(|one, next| one.number < next.number));
         assert!(SPECIAL.is_sorted_by(|one, next| one.number < next.number));
         assert!(SPECIAL.iter().all(|special| TABLE.iter().all(|row| row.number != special.number)));
+    }
+
+    #[test]
+    fn each_row_has_the_name_of_its_number() {
+        assert!(NAMES.is_sorted_by(|(one, _), (next, _)| one < next));
+        let rows = TABLE.iter().map(|row| (row.number, row.name));
+        for (number, known) in rows.chain(SPECIAL.iter().map(|row| (row.number, row.name))) {
+            assert_eq!(name(number), known);
+        }
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! The table of system calls whose rule does not depend on their arguments.
 //!
 //! Owns: the rows, in the order of the numbers of x86-64. The first programs that were judged are `cat`, `sha256sum` and
-//! `gzip`: files, memory, clocks, and the properties of one process. Calls that create processes or threads, and calls on
-//! sockets, are in no table yet.
+//! `gzip`: files, memory, clocks, sockets, and the properties of one process. Calls that create processes or threads, and
+//! calls with messages (`struct msghdr`), are in no table yet.
 //! Does not: contain calls that are decided by their arguments; `special` does.
 
 use super::Class::{End, Input, Local, Nobody, Output, Query, Same};
-use super::Length::{Argument, Fixed, Result};
+use super::Length::{Argument, At, Fixed, Result};
 use super::Part::{Bytes, Text, Vector};
 use super::{Class, Part, Row, Rule};
 
@@ -55,6 +55,25 @@ pub(super) const TABLE: &[Row] = &[
     row(36, "getitimer", Query, &[], &[Bytes(1, Fixed(32))]),
     row(39, "getpid", Query, &[], &[]),
     row(40, "sendfile", Output, &[Bytes(2, Fixed(8))], &[Bytes(2, Fixed(8))]),
+    row(41, "socket", Output, &[], &[]),
+    row(42, "connect", Output, &[Bytes(1, Argument(2, 1))], &[]),
+    row(43, "accept", Input, &[Bytes(2, Fixed(4))], &[Bytes(2, Fixed(4)), Bytes(1, At(2))]),
+    row(44, "sendto", Output, &[Bytes(1, Argument(2, 1)), Bytes(4, Argument(5, 1))], &[]),
+    row(
+        45,
+        "recvfrom",
+        Input,
+        &[Bytes(5, Fixed(4))],
+        &[Bytes(1, Result(1)), Bytes(5, Fixed(4)), Bytes(4, At(5))],
+    ),
+    row(48, "shutdown", Output, &[], &[]),
+    row(49, "bind", Output, &[Bytes(1, Argument(2, 1))], &[]),
+    row(50, "listen", Output, &[], &[]),
+    row(51, "getsockname", Query, &[Bytes(2, Fixed(4))], &[Bytes(2, Fixed(4)), Bytes(1, At(2))]),
+    row(52, "getpeername", Query, &[Bytes(2, Fixed(4))], &[Bytes(2, Fixed(4)), Bytes(1, At(2))]),
+    row(53, "socketpair", Output, &[], &[Bytes(3, Fixed(8))]),
+    row(54, "setsockopt", Output, &[Bytes(3, Argument(4, 1))], &[]),
+    row(55, "getsockopt", Query, &[Bytes(4, Fixed(4))], &[Bytes(4, Fixed(4)), Bytes(3, At(4))]),
     row(60, "exit", End, &[], &[]),
     row(62, "kill", Output, &[], &[]),
     row(63, "uname", Query, &[], &[Bytes(0, Fixed(390))]),
@@ -132,8 +151,12 @@ pub(super) const TABLE: &[Row] = &[
     row(229, "clock_getres", Query, &[], &[Bytes(1, Fixed(16))]),
     row(230, "clock_nanosleep", Input, &[Bytes(2, Fixed(16))], &[Bytes(3, Fixed(16))]),
     row(231, "exit_group", End, &[], &[]),
+    row(232, "epoll_wait", Input, &[], &[Bytes(1, Result(12))]),
+    row(233, "epoll_ctl", Output, &[Bytes(3, Fixed(12))], &[]),
     row(234, "tgkill", Output, &[], &[]),
     row(235, "utimes", Output, &[Text(0), Bytes(1, Fixed(32))], &[]),
+    row(254, "inotify_add_watch", Output, &[Text(1)], &[]),
+    row(255, "inotify_rm_watch", Output, &[], &[]),
     row(257, "openat", Output, &[Text(1)], &[]),
     row(258, "mkdirat", Output, &[Text(1)], &[]),
     row(259, "mknodat", Output, &[Text(1)], &[]),
@@ -147,6 +170,13 @@ pub(super) const TABLE: &[Row] = &[
     row(267, "readlinkat", Query, &[Text(1)], &[Bytes(2, Result(1))]),
     row(268, "fchmodat", Output, &[Text(1)], &[]),
     row(269, "faccessat", Query, &[Text(1)], &[]),
+    row(
+        271,
+        "ppoll",
+        Input,
+        &[Bytes(0, Argument(1, 8)), Bytes(2, Fixed(16)), Bytes(3, Fixed(8))],
+        &[Bytes(0, Argument(1, 8)), Bytes(2, Fixed(16))],
+    ),
     row(273, "set_robust_list", Local, &[], &[]),
     row(
         275,
@@ -158,9 +188,17 @@ pub(super) const TABLE: &[Row] = &[
     row(276, "tee", Output, &[], &[]),
     row(277, "sync_file_range", Output, &[], &[]),
     row(280, "utimensat", Output, &[Text(1), Bytes(2, Fixed(32))], &[]),
+    row(281, "epoll_pwait", Input, &[Bytes(4, Argument(5, 1))], &[Bytes(1, Result(12))]),
+    row(283, "timerfd_create", Output, &[], &[]),
     row(285, "fallocate", Output, &[], &[]),
+    row(286, "timerfd_settime", Output, &[Bytes(2, Fixed(32))], &[Bytes(3, Fixed(32))]),
+    row(287, "timerfd_gettime", Query, &[], &[Bytes(1, Fixed(32))]),
+    row(288, "accept4", Input, &[Bytes(2, Fixed(4))], &[Bytes(2, Fixed(4)), Bytes(1, At(2))]),
+    row(290, "eventfd2", Output, &[], &[]),
+    row(291, "epoll_create1", Output, &[], &[]),
     row(292, "dup3", Output, &[], &[]),
     row(293, "pipe2", Output, &[], &[Bytes(0, Fixed(8))]),
+    row(294, "inotify_init1", Output, &[], &[]),
     row(295, "preadv", Query, &[Vector(1, 2, None)], &[Vector(1, 2, Some(Result(1)))]),
     row(296, "pwritev", Output, &[Vector(1, 2, None)], &[]),
     row(306, "syncfs", Output, &[], &[]),
