@@ -113,24 +113,23 @@ fn differing(one: &ProcessMemory, other: &ProcessMemory, (start, length): Range)
     None
 }
 
-/// Copies the outputs of a call from the leader to a follower.
+/// Copies the outputs of a call from the leader to a follower. Memory that the leader cannot read was not written by the
+/// call: the kernel has returned EFAULT.
 pub(crate) fn copy(
     leader: &Replica,
     follower: &Replica,
-    arguments: &Arguments,
-    result: i64,
+    call: (&Arguments, i64),
     outputs: &[Part],
 ) -> Result<()> {
+    let (arguments, result) = call;
     for part in outputs {
         for (start, length) in ranges(&leader.memory, arguments, result, *part).into_iter().flatten() {
-            if start == Address(0) {
-                continue;
-            }
             let mut done = 0;
-            while done < length {
+            while start != Address(0) && done < length {
                 let bytes = ByteCount((length - done).min(CHUNK));
                 let at = start + ByteCount(done);
-                follower.memory.write(at, &leader.memory.read_vec(at, bytes)?)?;
+                let Ok(content) = leader.memory.read_vec(at, bytes) else { break };
+                follower.memory.write(at, &content)?;
                 done += bytes.get();
             }
         }

@@ -39,6 +39,7 @@ pub(super) const SPECIAL: &[SpecialRow] = &[
     special(317, "seccomp", |_| Refused(FILTERS)),
     special(322, "execveat", |_| Refused(PROCESSES)),
     special(435, "clone3", |_| Refused(PROCESSES)),
+    special(436, "close_range", close_range),
 ];
 
 const MAP_SHARED: u64 = 0x01;
@@ -135,6 +136,14 @@ fn futex(arguments: &Arguments) -> Verdict {
         return Decided(Rule::plain(Local));
     }
     Refused(PROCESSES)
+}
+
+fn close_range(arguments: &Arguments) -> Verdict {
+    const UNSHARE: u64 = 2;
+    if arguments[2] & UNSHARE != 0 {
+        return Refused("the leader would get a descriptor table of its own");
+    }
+    Decided(Rule::plain(Output))
 }
 
 fn prlimit(arguments: &Arguments) -> Verdict {

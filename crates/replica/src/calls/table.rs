@@ -218,7 +218,6 @@ pub(super) const TABLE: &[Row] = &[
     row(328, "pwritev2", Output, &[Vector(1, 2, None)], &[]),
     row(332, "statx", Query, &[Text(1)], &[Bytes(4, Fixed(256))]),
     row(334, "rseq", Nobody(-ENOSYS), &[], &[]),
-    row(436, "close_range", Output, &[], &[]),
     row(437, "openat2", Output, &[Text(1), Bytes(2, Argument(3, 1))], &[]),
     row(439, "faccessat2", Query, &[Text(1)], &[]),
     row(451, "cachestat", Query, &[Bytes(1, Fixed(16))], &[Bytes(2, Fixed(40))]),

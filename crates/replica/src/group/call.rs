@@ -6,7 +6,7 @@
 use sys::ptrace::{self, Registers};
 
 use super::{End, Group, Next, refused};
-use crate::calls::{self, Arguments, Class, Rule};
+use crate::calls::{self, Arguments, Class, Part, Rule};
 use crate::error::Result;
 use crate::replicas::{Arrival, Mode};
 use crate::report::Kind;
@@ -19,6 +19,13 @@ const RESTARTS: [i64; 4] = [-512, -513, -514, -516];
 const KILLS: [u64; 3] = [62, 200, 234];
 /// The call that continues a call with a time limit.
 const RESTART_SYSCALL: u64 = 219;
+
+/// A call at which all replicas are stopped.
+struct Call {
+    registers: Registers,
+    arguments: Arguments,
+    rule: Rule,
+}
 
 impl Group {
     pub(super) fn call(&mut self, registers: &Registers) -> Result<Next> {
@@ -40,7 +47,7 @@ impl Group {
             }
             Class::Local | Class::Same => self.execute_in_all(registers, rule.class),
             Class::Query | Class::Input | Class::Output => {
-                self.execute_in_leader(registers, &arguments, &rule)
+                self.execute_in_leader(&Call { registers: *registers, arguments, rule })
             }
         }
     }
@@ -91,12 +98,8 @@ impl Group {
         Ok(Next::Returned)
     }
 
-    fn execute_in_leader(
-        &mut self,
-        registers: &Registers,
-        arguments: &Arguments,
-        rule: &Rule,
-    ) -> Result<Next> {
+    fn execute_in_leader(&mut self, call: &Call) -> Result<Next> {
+        let registers = &call.registers;
         let returned = loop {
             self.replicas[0].resume(Mode::ToReturn, None)?;
             let arrived = match self.gather(0..1)? {
@@ -105,7 +108,7 @@ impl Group {
             };
             match arrived {
                 Some(Arrival::Return(returned)) if RESTARTS.contains(&(returned.rax as i64)) => {
-                    match self.interrupted(registers)? {
+                    match self.interrupted(call)? {
                         Some(next) => return Ok(next),
                         None => continue,
                     }
@@ -122,38 +125,41 @@ impl Group {
                 }
             }
         };
-        if let Some(what) =
-            parts::compare(&self.replicas, arguments, rule.inputs).filter(|_| rule.class == Class::Output)
+        // What the call itself has changed can differ now.
+        let is_only_read = |part: &&Part| !call.rule.outputs.contains(part);
+        let read: Vec<Part> = call.rule.inputs.iter().filter(is_only_read).copied().collect();
+        if call.rule.class == Class::Output
+            && let Some(what) = parts::compare(&self.replicas, &call.arguments, &read)
         {
             return Ok(Next::End(self.diverged((Kind::Escaped, self.in_call(registers, &what)))));
         }
-        if let Some(end) = self.return_in_followers(registers, &returned)? {
-            return Ok(Next::End(end));
-        }
-        let (leader, followers) = self.replicas.split_at(1);
-        for follower in followers {
-            parts::copy(&leader[0], follower, arguments, returned.rax as i64, rule.outputs)?;
-        }
-        Ok(Next::Returned)
+        Ok(match self.return_in_followers(call, &returned)? {
+            Some(end) => Next::End(end),
+            None => Next::Returned,
+        })
     }
 
-    /// Lets the followers return from a call that the leader has executed, with the registers of the leader.
-    fn return_in_followers(&mut self, registers: &Registers, returned: &Registers) -> Result<Option<End>> {
+    /// Lets the followers return from a call that the leader has executed, with the registers and the outputs of the leader.
+    fn return_in_followers(&mut self, call: &Call, returned: &Registers) -> Result<Option<End>> {
         for place in 1..self.replicas.len() {
-            self.skip_in(place, registers)?;
+            self.skip_in(place, &call.registers)?;
         }
         if let Err(missed) = self.gather(1..self.replicas.len())? {
             return Ok(Some(self.missed(missed)));
         }
-        for follower in &self.replicas[1..] {
+        let (leader, followers) = self.replicas.split_at(1);
+        for follower in followers {
             ptrace::set_registers(follower.tid(), returned)?;
+            let result = returned.rax as i64;
+            parts::copy(&leader[0], follower, (&call.arguments, result), call.rule.outputs)?;
         }
         Ok(None)
     }
 
     /// Handles a call of the leader that a signal has interrupted. Returns `None` if the leader begins the call again: the
     /// signal was none for the program.
-    fn interrupted(&mut self, registers: &Registers) -> Result<Option<Next>> {
+    fn interrupted(&mut self, call: &Call) -> Result<Option<Next>> {
+        let registers = &call.registers;
         self.delivering = self.pending_in_leader()?.map(|information| signals::number(&information));
         self.replicas[0].resume(Mode::ToMeeting, None)?;
         let arrived = match self.gather(0..1)? {
@@ -168,7 +174,7 @@ impl Group {
                 Ok(None)
             }
             Some(Arrival::Signal { signal, information, registers: at_signal }) => {
-                if let Some(end) = self.return_in_followers(registers, &at_signal)? {
+                if let Some(end) = self.return_in_followers(call, &at_signal)? {
                     return Ok(Some(Next::End(end)));
                 }
                 self.deliver(signal, &information, true).map(Some)

@@ -4,6 +4,7 @@
 //! Does not: choose the bit; `fault` does.
 
 use model::{AddressRange, Signal};
+use sys::clock::{Deadline, Stopwatch};
 use sys::ptrace::{self, Registers, Stop, WaitStatus};
 
 use super::Group;
@@ -21,8 +22,20 @@ impl Group {
         let calls = self.statistics.calls;
         let is_due = |fault: &mut Fault| fault.call == calls && fault.target != Target::Buffer;
         let Some(fault) = self.fault.take_if(is_due) else { return Ok(()) };
-        let Some(replica) = self.replicas.get(fault.replica) else { return Ok(()) };
-        let tid = replica.tid();
+        if fault.replica >= self.replicas.len() {
+            return Ok(());
+        }
+        // The way to the position takes long on a loaded machine, and is no time of the program.
+        let left = self.deadline.map(Deadline::left);
+        let outcome = self.inject(&fault);
+        self.deadline = left.map(Deadline::after);
+        self.since = Stopwatch::start();
+        outcome
+    }
+
+    /// Executes the instructions before the position of the fault, and flips the bit.
+    fn inject(&mut self, fault: &Fault) -> Result<()> {
+        let tid = self.replicas[fault.replica].tid();
         for _ in 0..fault.steps {
             ptrace::single_step(tid)?;
             match ptrace::wait(tid)? {

@@ -30,7 +30,7 @@ const TIME_FACTOR: u32 = 10;
 /// ... and this time in addition. Otherwise, the program hangs.
 const TIME_SLACK: Duration = Duration::from_secs(3);
 /// A fault is injected at most 2 to the power of this number of instructions after a call. Each takes about 3 µs.
-const STEPS_MAX_LOG2: u32 = 15;
+const STEPS_MAX_LOG2: u32 = 13;
 /// The number of reference runs. All must be equal.
 const REFERENCES: usize = 3;
 
