@@ -381,8 +381,9 @@ fn an_adopted_program_is_not_said_to_be_started_again() {
     let guardian = lab.undying(["run", "--name", "job", "--every", "1h", "--adopt", &pid]).spawn().unwrap();
     let status = until("a status", || lab.json(&["status", "job"]).get(0).cloned());
     assert_eq!(status["death_now"]["brings"], "end", "{status}");
-    let told = lab.told();
-    assert!(told.contains("it is not restarted, because its command is not known"), "{told}");
+    // The message follows the status.
+    let words = "it is not restarted, because its command is not known";
+    let told = until("the message", || Some(lab.told()).filter(|told| told.contains(words)));
     assert!(!told.contains("from its beginning"), "{told}");
     program.kill().unwrap();
     program.wait().unwrap();
