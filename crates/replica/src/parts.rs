@@ -7,6 +7,7 @@
 
 use model::{Address, ByteCount};
 use tracee::ProcessMemory;
+use tracee::procfs::{self, Mapping};
 
 use crate::calls::{Arguments, Length, Part};
 use crate::error::Result;
@@ -111,6 +112,14 @@ fn differing(one: &ProcessMemory, other: &ProcessMemory, (start, length): Range)
         done += bytes.get();
     }
     None
+}
+
+/// Reports whether other processes see writes to a range of memory.
+pub(crate) fn is_shared(replica: &Replica, start: Address, length: ByteCount) -> Result<bool> {
+    let end = start.get().saturating_add(length.get());
+    let overlaps = |mapping: &Mapping| mapping.range.start.get() < end && start < mapping.range.end;
+    let mappings = procfs::mappings(replica.pid())?;
+    Ok(mappings.iter().any(|mapping| mapping.protection.shared && overlaps(mapping)))
 }
 
 /// Copies the outputs of a call from the leader to a follower. Memory that the leader cannot read was not written by the

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_nobody_lets_go_is_not_started() {
+    fn a_program_without_permission_to_start_is_not_started() {
         let (mut held, starter) = held(&["true"]);
         held.pid().unwrap();
         drop(held);

@@ -4,7 +4,8 @@
 //! Owns: the arguments of the command, and the table of outcomes.
 //! Does not: inject or judge; `guardian` does.
 
-use std::io::{IsTerminal, Read};
+use std::fs::File;
+use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -81,20 +82,20 @@ fn run(matches: &ArgMatches) -> Result<u8, Failure> {
         seed: matches.get_one::<u64>("seed").copied().unwrap_or_else(guardian::random_seed),
         input,
     };
+    // A report that cannot be written ends the command before the program runs.
+    let file = matches.get_one::<PathBuf>("report").map(File::create).transpose()?;
     let total = request.faults * request.targets.len();
     let is_terminal = std::io::stderr().is_terminal();
+    // A closed terminal does not end the campaign.
+    let progress = |text: &str| is_terminal.then(|| std::io::stderr().write_all(text.as_bytes()));
     let mut done = 0;
     let report = guardian::inject(&request, &mut |_| {
         done += 1;
-        if is_terminal {
-            eprint!("\r{done} of {total} faults");
-        }
+        progress(&format!("\r{done} of {total} faults"));
     })?;
-    if is_terminal {
-        eprintln!();
-    }
-    if let Some(path) = matches.get_one::<PathBuf>("report") {
-        std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
+    progress("\n");
+    if let Some(file) = file {
+        serde_json::to_writer_pretty(file, &report)?;
     }
     table(&report, &request)?;
     let wrong = [InjectOutcome::Sdc, InjectOutcome::Escaped];

@@ -4,6 +4,7 @@
 //! Does not: run the program; `guardian` does.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -65,9 +66,11 @@ pub(super) fn given_program(matches: &ArgMatches) -> Vec<OsString> {
 }
 
 fn run(matches: &ArgMatches) -> Result<u8, Failure> {
+    // A report that cannot be written ends the command before the program runs.
+    let file = matches.get_one::<PathBuf>("report").map(File::create).transpose()?;
     let report = guardian::replicate(&given_program(matches), given_replicas(matches, "replicas"))?;
-    if let Some(path) = matches.get_one::<PathBuf>("report") {
-        std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
+    if let Some(file) = file {
+        serde_json::to_writer_pretty(file, &report)?;
     }
     if let Some(text) = &report.stopped {
         print::say(format_args!("undying: {text}"));

@@ -22,6 +22,8 @@ fn a_replicated_program_has_its_output_and_its_exit_code() {
         report["syscalls"].as_u64() > Some(10) && report["checks"].as_u64() >= report["syscalls"].as_u64()
     );
     assert_eq!(report["detections"], Value::Array(Vec::new()));
+    let unwritable = lab.say(["replicate", "--report", "/nowhere/report", "--", "echo", "wrong"]);
+    assert_eq!((unwritable.code, unwritable.stdout.as_str()), (Some(125), ""), "{unwritable:?}");
     let killed = lab.say(["replicate", "--", "sh", "-c", "kill -15 $$"]);
     assert_eq!(killed.code, Some(128 + 15), "{killed:?}");
 }

@@ -68,11 +68,14 @@ pub(crate) struct Rule {
     pub(crate) class: Class,
     pub(crate) inputs: &'static [Part],
     pub(crate) outputs: &'static [Part],
+    /// The call makes the range at its first two arguments writable. It is refused if the range is shared: the replicas
+    /// would write to the same memory.
+    pub(crate) makes_writable: bool,
 }
 
 impl Rule {
     const fn plain(class: Class) -> Self {
-        Self { class, inputs: &[], outputs: &[] }
+        Self { class, inputs: &[], outputs: &[], makes_writable: false }
     }
 }
 
@@ -107,6 +110,9 @@ pub struct RefusedCall {
     /// The reason.
     pub why: &'static str,
 }
+
+/// The reason against memory to which all replicas would write.
+pub(crate) const SHARED: &str = "the replicas would write to the same shared memory";
 
 /// Returns the rule for a call.
 pub(crate) fn decide(number: i64, arguments: &Arguments) -> Result<Rule, RefusedCall> {

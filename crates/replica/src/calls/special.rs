@@ -3,11 +3,11 @@
 //! Owns: one function for each such call.
 //! Does not: read the memory of a program: rules depend only on numbers.
 
-use super::Class::{Local, Output, Query};
+use super::Class::{Local, Nobody, Output, Query};
 use super::Length::Fixed;
 use super::Part::Bytes;
 use super::Verdict::{Decided, Refused};
-use super::{Arguments, Rule, SpecialRow, Verdict};
+use super::{Arguments, Rule, SHARED, SpecialRow, Verdict};
 
 const PROCESSES: &str =
     "replicated execution of programs with several processes or threads is not supported yet";
@@ -21,6 +21,7 @@ const fn special(number: i64, name: &'static str, decide: fn(&Arguments) -> Verd
 
 pub(super) const SPECIAL: &[SpecialRow] = &[
     special(9, "mmap", mmap),
+    special(10, "mprotect", mprotect),
     special(16, "ioctl", ioctl),
     special(28, "madvise", madvise),
     special(37, "alarm", |_| Refused(TIMERS)),
@@ -51,20 +52,27 @@ fn mmap(arguments: &Arguments) -> Verdict {
     let (protection, flags) = (arguments[2], arguments[3]);
     let is_shared = [MAP_SHARED, MAP_SHARED_VALIDATE].contains(&(flags & MAP_TYPE));
     if is_shared && protection & PROT_WRITE != 0 {
-        return Refused("the replicas would write to the same shared memory");
+        return Refused(SHARED);
     }
     Decided(Rule::plain(Local))
 }
 
+/// A shared mapping that was created without the right to write can get it later.
+fn mprotect(arguments: &Arguments) -> Verdict {
+    let makes_writable = arguments[2] & PROT_WRITE != 0;
+    Decided(Rule { makes_writable, ..Rule::plain(Local) })
+}
+
 /// Advice whose effect comes at a time that the kernel chooses, or that damages pages.
 const MADV_FREE: u64 = 8;
+const EINVAL: i64 = 22;
 const MADV_HWPOISON: u64 = 100;
 const MADV_SOFT_OFFLINE: u64 = 101;
 
 fn madvise(arguments: &Arguments) -> Verdict {
     match arguments[2] {
-        // glibc does without it.
-        MADV_FREE => Decided(Rule::plain(super::Class::Nobody(-22))),
+        // Allocators do without it.
+        MADV_FREE => Decided(Rule::plain(Nobody(-EINVAL))),
         MADV_HWPOISON | MADV_SOFT_OFFLINE => Refused("the advice damages memory of the machine"),
         _ => Decided(Rule::plain(Local)),
     }
@@ -86,10 +94,10 @@ const WRITES: [(u64, &[super::Part]); 4] =
 
 fn ioctl(arguments: &Arguments) -> Verdict {
     if let Some((_, outputs)) = READS.iter().find(|(request, _)| *request == arguments[1]) {
-        return Decided(Rule { class: Query, inputs: &[], outputs });
+        return Decided(Rule { outputs, ..Rule::plain(Query) });
     }
     match WRITES.iter().find(|(request, _)| *request == arguments[1]) {
-        Some((_, inputs)) => Decided(Rule { class: Output, inputs, outputs: &[] }),
+        Some((_, inputs)) => Decided(Rule { inputs, ..Rule::plain(Output) }),
         None => Refused("replicated execution does not support this request yet"),
     }
 }
@@ -103,7 +111,7 @@ fn fcntl(arguments: &Arguments) -> Verdict {
         command if SETS.contains(&command) => Decided(Rule::plain(Output)),
         command if LOCKS.contains(&command) => {
             const LOCK: &[super::Part] = &[Bytes(2, Fixed(32))];
-            Decided(Rule { class: Output, inputs: LOCK, outputs: LOCK })
+            Decided(Rule { inputs: LOCK, outputs: LOCK, ..Rule::plain(Output) })
         }
         _ => Refused("replicated execution does not support this command yet"),
     }
@@ -150,5 +158,5 @@ fn prlimit(arguments: &Arguments) -> Verdict {
     if arguments[2] != 0 {
         return Refused("replicated execution does not support changed limits yet");
     }
-    Decided(Rule { class: Query, inputs: &[], outputs: &[Bytes(3, Fixed(16))] })
+    Decided(Rule { outputs: &[Bytes(3, Fixed(16))], ..Rule::plain(Query) })
 }

@@ -20,7 +20,7 @@ const fn row(
     inputs: &'static [Part],
     outputs: &'static [Part],
 ) -> Row {
-    Row { number, name, rule: Rule { class, inputs, outputs } }
+    Row { number, name, rule: Rule { inputs, outputs, ..Rule::plain(class) } }
 }
 
 pub(super) const TABLE: &[Row] = &[
@@ -33,7 +33,6 @@ pub(super) const TABLE: &[Row] = &[
     row(6, "lstat", Query, &[Text(0)], &[Bytes(1, Fixed(144))]),
     row(7, "poll", Input, &[Bytes(0, Argument(1, 8))], &[Bytes(0, Argument(1, 8))]),
     row(8, "lseek", Output, &[], &[]),
-    row(10, "mprotect", Local, &[], &[]),
     row(11, "munmap", Local, &[], &[]),
     row(12, "brk", Local, &[], &[]),
     row(13, "rt_sigaction", Local, &[Bytes(1, Fixed(32))], &[]),

@@ -3,10 +3,11 @@
 //! Owns: who executes the call, and how the others get its result.
 //! Does not: deliver signals; `delivery` does.
 
+use model::{Address, ByteCount};
 use sys::ptrace::{self, Registers};
 
 use super::{End, Group, Next, refused};
-use crate::calls::{self, Arguments, Class, Part, Rule};
+use crate::calls::{self, Arguments, Class, Part, RefusedCall, Rule};
 use crate::error::Result;
 use crate::replicas::{Arrival, Mode};
 use crate::report::Kind;
@@ -34,6 +35,12 @@ impl Group {
             Ok(rule) => rule,
             Err(call) => return Ok(refused(call)),
         };
+        if rule.makes_writable
+            && parts::is_shared(&self.replicas[0], Address(arguments[0]), ByteCount(arguments[1]))?
+        {
+            let name = calls::name(registers.orig_rax as i64);
+            return Ok(refused(RefusedCall { name, why: calls::SHARED }));
+        }
         if let Some(what) = parts::compare(&self.replicas, &arguments, rule.inputs) {
             return Ok(Next::End(self.diverged((Kind::Input, self.in_call(registers, &what)))));
         }

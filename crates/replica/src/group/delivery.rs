@@ -36,9 +36,9 @@ impl Group {
                             self.deliver(signal, &information, true)?
                         }
                         other => {
-                            return Ok(Some(
-                                self.diverged((Kind::Stop, format!("{other:?} instead of a signal"))),
-                            ));
+                            let stop = other.map_or_else(String::new, |other| other.shown());
+                            let what = format!("the leader {stop}, instead of getting signal {signal}");
+                            return Ok(Some(self.diverged((Kind::Stop, what))));
                         }
                     },
                     Err(missed) => return Ok(Some(self.missed(missed))),

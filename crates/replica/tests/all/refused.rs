@@ -26,3 +26,18 @@ fn a_program_that_does_not_exist_is_an_error_of_the_start() {
         assert!(matches!(error, undying_replica::ReplicaError::Start(_)), "{name}: {error}");
     }
 }
+
+#[test]
+fn memory_that_all_replicas_would_write_is_refused_whatever_gives_the_right() {
+    let Some(program) = testkit::compiled(env!("CARGO_MANIFEST_DIR"), "shared", &["-O2"]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, [b'a'; 4096]).unwrap();
+    for call in ["mmap", "mprotect"] {
+        let words = [program.to_str().unwrap(), file.to_str().unwrap(), call];
+        let run = replicated(&words, &[], Limits::default());
+        let End::Refused(refused) = &run.end else { panic!("{call}: {:?}", run.end) };
+        assert!(refused.name == call && refused.why.contains("shared memory"), "{refused:?}");
+        assert_eq!(std::fs::read(&file).unwrap()[0], b'a', "{call}");
+    }
+}
